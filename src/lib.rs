@@ -1,0 +1,5 @@
+pub mod config;
+pub mod error;
+pub mod lsn;
+pub mod record;
+pub mod wire;

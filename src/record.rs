@@ -23,8 +23,8 @@ pub struct Record<'a> {
     pub key: Cow<'a, [u8]>,
     /// `None` is a tombstone.
     pub value: Option<Cow<'a, [u8]>>,
-    /// Milliseconds since the Unix epoch.
-    pub timestamp_ms: i64,
+    /// Milliseconds since the Unix epoch; `None` is the time of sending.
+    pub timestamp_ms: Option<i64>,
     pub headers: Vec<Header<'a>>,
 }
 

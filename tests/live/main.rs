@@ -1,0 +1,15 @@
+//! Live tests: the real binary between a real Postgres and a real Apache Kafka, with real kills.
+//!
+//! `make test` runs them. Alone: `tests/servers/fetch.sh && cargo test --release --test live`.
+//! `WALRELAY_KEEP=1` leaves the servers' files in /tmp for a look.
+
+// The harness has doors that not every test set walks through.
+#![allow(dead_code)]
+
+mod check;
+mod kafka;
+mod postgres;
+mod proc;
+mod relay;
+mod servers;
+mod stage;

@@ -1,0 +1,109 @@
+//! What most tests need: a database, a broker, topics of their own, and the relay between them.
+
+use std::time::Duration;
+
+use crate::kafka::{Broker, Rec};
+use crate::postgres::{Cluster, Database, Pg, Sql};
+use crate::relay::{Ended, Relay, run_to_end};
+
+pub const MINUTE: Duration = Duration::from_secs(60);
+
+pub struct Stage<'a> {
+    pub db: Database<'a>,
+    pub broker: &'a Broker,
+    /// Topics are `<prefix>.<aggregate_type>`: tests share the broker.
+    pub prefix: String,
+    /// More arguments of `init` and `run`.
+    pub source_args: Vec<String>,
+    /// More arguments of `run` alone.
+    pub run_args: Vec<String>,
+}
+
+impl Stage<'static> {
+    /// On the shared servers.
+    pub fn shared(pg: Pg) -> Stage<'static> {
+        Stage::on(Cluster::shared(pg), Broker::shared())
+    }
+}
+
+impl<'a> Stage<'a> {
+    pub fn on(cluster: &'a Cluster, broker: &'a Broker) -> Stage<'a> {
+        Stage::of(cluster.database(), broker)
+    }
+
+    pub fn of(db: Database<'a>, broker: &'a Broker) -> Stage<'a> {
+        let prefix = db.name.clone();
+        Stage {
+            db,
+            broker,
+            prefix,
+            source_args: Vec::new(),
+            run_args: Vec::new(),
+        }
+    }
+
+    /// The topic of an aggregate type.
+    pub fn topic(&self, aggregate_type: &str) -> String {
+        format!("{}.{aggregate_type}", self.prefix)
+    }
+
+    fn source(&self) -> Vec<String> {
+        let mut args = vec![
+            "--database-url".to_owned(),
+            self.db.url(),
+            "--slot".to_owned(),
+            self.db.slot(),
+        ];
+        args.extend(self.source_args.iter().cloned());
+        args
+    }
+
+    pub fn try_init(&self) -> Ended {
+        let mut args = vec!["init".to_owned()];
+        args.extend(self.source());
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        run_to_end(&args, &[], MINUTE)
+    }
+
+    /// `walrelay init`, and topic `t` with six partitions.
+    #[track_caller]
+    pub fn init(&self) -> Sql {
+        self.try_init().expect_code(0);
+        self.broker.create_topic(&self.topic("t"), 6);
+        self.db.connect()
+    }
+
+    fn run_line(&self) -> Vec<String> {
+        let mut args = vec!["run".to_owned()];
+        args.extend(self.source());
+        args.extend([
+            "--brokers".to_owned(),
+            self.broker.bootstrap(),
+            "--topic".to_owned(),
+            format!("{}.{{aggregate_type}}", self.prefix),
+        ]);
+        args.extend(self.run_args.iter().cloned());
+        args
+    }
+
+    /// `walrelay run` in the background.
+    pub fn run(&self) -> Relay {
+        let args = self.run_line();
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        Relay::start(&args, &[])
+    }
+
+    /// `walrelay run` that must end by itself.
+    pub fn run_to_end(&self) -> Ended {
+        let args = self.run_line();
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        run_to_end(&args, &[], MINUTE)
+    }
+
+    /// All records of topic `t`, once there are at least `n`.
+    #[track_caller]
+    pub fn records(&self, n: usize) -> Vec<Rec> {
+        self.broker.wait_count(&self.topic("t"), n, MINUTE);
+        self.broker.read_all(&self.topic("t"))
+    }
+}

@@ -1,0 +1,106 @@
+#!/bin/sh
+# Fetches the real servers that tests, demo and benches use, as Maven artifacts, and unpacks them.
+#
+#   tests/servers/fetch.sh [kafka] [postgres]      (both when none is named)
+#
+# They land in tests/servers/cache, or in $WALRELAY_SERVERS. A second run does nothing and is quick.
+# Postgres refuses to run as root, and another user may not be able to reach this clone: as root its
+# binaries are unpacked under /var/tmp and linked from the cache.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+cache=${WALRELAY_SERVERS:-$here/cache}
+want=${*:-kafka postgres}
+stamp=$(cat "$here/pom.xml" "$0" | cksum | tr ' ' '-')
+
+say() { echo "servers: $*" >&2; }
+
+need() {
+    command -v "$1" >/dev/null 2>&1 && return
+    echo "servers: $1 is missing, it is needed to fetch the test servers" >&2
+    echo "servers: install it: apt-get install $2   (or: make deps)" >&2
+    exit 3
+}
+
+maven() { # profile
+    need java default-jre-headless
+    need mvn maven
+    mvn -q -B -f "$here/pom.xml" -P "$1" -Dcache="$cache" process-resources >&2
+}
+
+# The storage of a one-node cluster, formatted once: the tool costs two seconds of a JVM each time.
+format_kafka() {
+    work=$cache/format.$$
+    mkdir -p "$work"
+    sed -e "s#@DIR@#$work#" -e 's/@PORT@/19092/' -e 's/@CONTROLLER_PORT@/19093/' \
+        "$here/server.properties" >"$work/server.properties"
+    java -Xshare:auto -XX:TieredStopAtLevel=1 -cp "$cache/kafka.new/*" \
+        -Dlog4j2.configurationFile="$here/log4j2.properties" kafka.tools.StorageTool \
+        format -t MkU3OEVBNTcwNTJENDM2Qg -c "$work/server.properties" >"$work/log" 2>&1 ||
+        { cat "$work/log" >&2; exit 1; }
+    rm -rf "$cache/kafka-storage"
+    mv "$work/data" "$cache/kafka-storage"
+    rm -rf "$work"
+}
+
+fetch_kafka() {
+    [ -e "$cache/kafka/.$stamp" ] && [ -e "$cache/kafka-storage/meta.properties" ] && return
+    say "fetching Apache Kafka (43 MB of jars) with Maven into $cache/kafka"
+    rm -rf "$cache/kafka.new" "$cache/kafka"
+    maven kafka
+    format_kafka
+    : >"$cache/kafka.new/.$stamp"
+    mv "$cache/kafka.new" "$cache/kafka"
+}
+
+usable_postgres() { # root of all versions
+    [ -e "$1/.$stamp" ] || return 1
+    for version in "$1"/[0-9]*; do
+        "$version/bin/postgres" --version >/dev/null 2>&1 || return 1
+        [ -e "$version/lib/pgoutput.so" ] || [ -e "$version/lib/postgresql/pgoutput.so" ] || return 1
+    done
+}
+
+fetch_postgres() {
+    usable_postgres "$cache/postgres/" && return
+    if [ "$(id -u)" = 0 ]; then
+        root=/var/tmp/walrelay-servers-$stamp
+        # Anyone may have made a directory of that name: only root's own is trusted.
+        if [ -e "$root" ] && [ "$(stat -c %u:%A "$root")" != 0:drwxr-xr-x ]; then
+            say "$root is not root's own directory: remove it"
+            exit 3
+        fi
+    else
+        root=$cache/postgres-$stamp
+    fi
+    if ! usable_postgres "$root"; then
+        need xz xz-utils
+        say "fetching Postgres (about 10 MB a version) with Maven and unpacking it into $root"
+        rm -rf "$cache/txz" "$root" "$root.$$"
+        maven postgres
+        for version in "$cache"/txz/[0-9]*; do
+            into=$root.$$/${version##*/}
+            mkdir -p "$into"
+            tar -xJf "$version"/*.txz -C "$into" --no-same-owner
+        done
+        chmod -R go=u-w "$root.$$"
+        chmod 755 "$root.$$"
+        : >"$root.$$/.$stamp"
+        mv "$root.$$" "$root" 2>/dev/null || usable_postgres "$root"
+        rm -rf "$cache/txz" "$root.$$"
+    fi
+    rm -rf "$cache/postgres"
+    ln -sfn "$root" "$cache/postgres"
+}
+
+mkdir -p "$cache"
+for server in $want; do
+    case $server in
+    kafka) fetch_kafka ;;
+    postgres) fetch_postgres ;;
+    *)
+        echo "servers: no such server: $server (kafka, postgres)" >&2
+        exit 2
+        ;;
+    esac
+done

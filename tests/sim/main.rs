@@ -1,0 +1,1 @@
+//! Seeded simulation of the whole machine, without a server.

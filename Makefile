@@ -1,0 +1,43 @@
+# make help says what there is.
+.DEFAULT_GOAL := help
+.PHONY: help deps servers test demo bench lint release
+
+CARGO ?= cargo
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+# Servers, writers and relays of a live test want a core or two each.
+TEST_THREADS ?= 2
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+deps: ## install what building and testing need (as root), or name it
+	@tests/servers/install.sh build servers
+
+servers: ## fetch the real Postgres and Kafka that the tests run against
+	@tests/servers/install.sh servers
+	@tests/servers/fetch.sh
+
+test: deps ## everything: unit, tidy, simulation, live tests on real servers
+	@tests/servers/fetch.sh
+	$(CARGO) test --release --lib --bins --test tidy --test sim
+	$(CARGO) test --release --test live -- --test-threads=$(TEST_THREADS)
+
+demo: ## rows become Kafka records before your eyes (DEMO_ARGS="--seconds 8")
+	@tests/servers/install.sh build
+	@$(CARGO) build --release --bin walrelay
+	@tests/servers/demo.sh $(DEMO_ARGS)
+
+bench: ## the table of numbers, measured here (BENCH_ARGS)
+	@tests/servers/install.sh build servers bench
+	@tests/servers/fetch.sh
+	$(CARGO) bench --bench end_to_end -- $(BENCH_ARGS)
+
+lint: ## rustfmt and clippy, warnings are errors
+	@tests/servers/install.sh build
+	$(CARGO) fmt --check
+	$(CARGO) clippy --release --all-targets -- -D warnings
+
+release: ## a self-contained binary, OpenSSL inside
+	@tests/servers/install.sh vendored
+	$(CARGO) build --release --features vendored --bin walrelay

@@ -1,0 +1,299 @@
+//! The publisher: one librdkafka producer, owned and polled by the thread that sends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdkafka::error::KafkaError;
+use rdkafka::message::{Header as KafkaHeader, OwnedHeaders};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _, PurgeConfig};
+use tracing::error;
+
+use super::context::{BrokerStats, ClientNotice, Inbox};
+use super::native::{Producer, Signal};
+use super::{Settings, code_of};
+use crate::error::{Failure, kafka};
+use crate::record::{KafkaCode, Record, Report, Ticket};
+
+/// How long a producer that is being replaced may still hear from the broker about what it has
+/// sent. What the broker says in time need not be sent again.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+const TOPIC_EXCEPTION: KafkaCode = KafkaCode(17);
+
+/// ```text
+///            bad report, refused send            start_rebuild / forget_all
+///  Sending ───────────────────────────▶ Refusing ─────────────▶ Emptying
+///     ▲ └──────────────────────────────────────────────────────▶ │
+///     └──────────────────── rebuild_turn, nothing in flight ──────┘
+/// ```
+/// In all but `Sending` every send is refused, which is a report as any other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Sending,
+    Refusing,
+    Emptying { deadline: Option<Duration> },
+}
+
+/// A producer was replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rebuilt {
+    /// The broker was not heard out: records reported as failed may have been written.
+    pub late: bool,
+}
+
+pub struct Publisher {
+    settings: Settings,
+    /// `None` while a replacement cannot be made.
+    producer: Option<Producer>,
+    signal: Arc<Signal>,
+    /// Collected, not yet given to the caller.
+    ready: Vec<Report>,
+    notices: Vec<ClientNotice>,
+    in_flight: usize,
+    state: State,
+    late: bool,
+}
+
+impl Publisher {
+    /// Makes the producer. Returns before it has connected: no broker need be there.
+    ///
+    /// # Errors
+    /// Usage: properties that do not go together, a certificate file that is not there.
+    pub fn new(settings: &Settings) -> Result<Self, Failure> {
+        let signal = Arc::new(Signal::default());
+        let producer = make(settings, &signal).map_err(|error| {
+            Failure::usage(
+                format!("the Kafka client cannot be made: {error}"),
+                "mend the --kafka properties that it names",
+            )
+        })?;
+        Ok(Publisher {
+            settings: settings.clone(),
+            producer: Some(producer),
+            signal,
+            ready: Vec::new(),
+            notices: Vec::new(),
+            in_flight: 0,
+            state: State::Sending,
+            late: false,
+        })
+    }
+
+    /// Resolves when [`Publisher::drain`] may have something, at once if it came before the call.
+    /// Dropping the future loses no wake-up.
+    pub async fn woken(&self) {
+        self.signal.wait().await;
+    }
+
+    /// Appends all reports that are there. Does not block.
+    pub fn drain(&mut self, reports: &mut Vec<Report>) {
+        self.collect();
+        self.in_flight -= self.ready.len();
+        reports.append(&mut self.ready);
+    }
+
+    /// Hands a record to the client library, which copies it. Does not block and does not fail:
+    /// a refusal is a report of the next `drain`, and everything after it is refused too, with
+    /// `PURGE_QUEUE`, until the producer was rebuilt.
+    pub fn send(&mut self, record: &Record<'_>, ticket: Ticket) {
+        self.in_flight += 1;
+        // A bad report that waits in the queue must stop this record too. The flag spares the
+        // queue's lock while there is none.
+        if self.signal.is_raised() {
+            self.collect();
+        }
+        let result = match (self.state, &self.producer) {
+            (State::Sending, Some(producer)) => hand_over(producer.client(), record, ticket),
+            (State::Sending | State::Refusing | State::Emptying { .. }, _) => {
+                Err(kafka::PURGE_QUEUE)
+            }
+        };
+        if result.is_err() {
+            self.refuse_from_now_on();
+            self.ready.push(Report { ticket, result });
+            self.signal.raise();
+        }
+    }
+
+    /// Records handed over whose report [`Publisher::drain`] has not given yet.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Begins to replace the producer: what waits in its queue comes back as `PURGE_QUEUE`, what
+    /// the broker has is waited for. Go on draining, and turn [`Publisher::rebuild_turn`].
+    pub fn start_rebuild(&mut self) {
+        if let Some(producer) = &self.producer {
+            // Non-blocking: the client's threads may be busy resolving a name for many seconds.
+            let queue = PurgeConfig::default().queue().non_blocking();
+            producer.client().purge(queue);
+        }
+        if !matches!(self.state, State::Emptying { .. }) {
+            self.state = State::Emptying { deadline: None };
+        }
+    }
+
+    /// As `start_rebuild`, and gives up at once on what the broker has: for another history of
+    /// the database or a lost leadership, where nothing of ours may be written any more.
+    pub fn forget_all(&mut self) {
+        self.start_rebuild();
+        self.purge_all();
+    }
+
+    /// One step of a rebuild; `None` when none was begun or it is not complete. To be turned after
+    /// each drain and at least every second; `now` is any clock that does not jump.
+    pub fn rebuild_turn(&mut self, now: Duration) -> Option<Rebuilt> {
+        let State::Emptying { deadline } = self.state else {
+            return None;
+        };
+        if self.in_flight > 0 {
+            match deadline {
+                None => {
+                    let deadline = Some(now + LAST_WORDS);
+                    self.state = State::Emptying { deadline };
+                }
+                Some(at) if now >= at => {
+                    self.purge_all();
+                    let deadline = Some(now + LAST_WORDS);
+                    self.state = State::Emptying { deadline };
+                }
+                Some(_) => {}
+            }
+            return None;
+        }
+        self.retire();
+        match make(&self.settings, &self.signal) {
+            Ok(producer) => {
+                self.producer = Some(producer);
+                self.state = State::Sending;
+                Some(Rebuilt {
+                    late: std::mem::take(&mut self.late),
+                })
+            }
+            Err(error) => {
+                error!(%error, "the Kafka client cannot be made anew, will be tried again");
+                None
+            }
+        }
+    }
+
+    /// The largest batch that every topic takes. Takes effect with the next rebuild.
+    pub fn set_batch_limit(&mut self, bytes: usize) {
+        self.settings.limit_batch(bytes);
+    }
+
+    /// What the client library said about the cluster since the last call, each thing once.
+    pub fn client_notices(&mut self) -> Vec<ClientNotice> {
+        if let Some(producer) = &self.producer {
+            let context = producer.client().context();
+            self.notices.append(&mut context.take_notices());
+        }
+        std::mem::take(&mut self.notices)
+    }
+
+    /// From the client's statistics; `None` in the first ten seconds.
+    #[must_use]
+    pub fn broker_stats(&self) -> Option<BrokerStats> {
+        self.producer.as_ref()?.client().context().stats()
+    }
+
+    /// Looks without draining.
+    #[cfg(test)]
+    pub(super) fn holds_a_bad_report(&self) -> bool {
+        let producer = self.producer.as_ref().expect("not in a rebuild");
+        while producer.queue_length() > 0 {
+            producer.client().poll(Duration::ZERO);
+        }
+        let reports = producer.client().context().reports();
+        reports.iter().any(|report| report.result.is_err())
+    }
+
+    /// Empties the client's queue into `ready`.
+    fn collect(&mut self) {
+        self.signal.lower();
+        let Some(producer) = &self.producer else {
+            return;
+        };
+        // A poll handles one event, and librdkafka wakes us on empty -> not empty only: what is
+        // left here would wait for ever.
+        while producer.queue_length() > 0 {
+            producer.client().poll(Duration::ZERO);
+        }
+        let mut fresh = producer.client().context().reports();
+        let failed = fresh.iter().any(|report| report.result.is_err());
+        self.ready.append(&mut fresh);
+        drop(fresh);
+        if failed {
+            self.refuse_from_now_on();
+        }
+    }
+
+    fn refuse_from_now_on(&mut self) {
+        if self.state == State::Sending {
+            self.state = State::Refusing;
+        }
+    }
+
+    fn purge_all(&mut self) {
+        if let Some(producer) = &self.producer {
+            self.late |= self.in_flight > 0;
+            let all = PurgeConfig::default().queue().inflight().non_blocking();
+            producer.client().purge(all);
+        }
+    }
+
+    /// Destroys the producer on a thread of its own: the client library joins its own threads,
+    /// and one of them may be resolving a name.
+    fn retire(&mut self) {
+        let Some(producer) = self.producer.take() else {
+            return;
+        };
+        self.notices
+            .append(&mut producer.client().context().take_notices());
+        let spawned = std::thread::Builder::new()
+            .name("kafka-retire".into())
+            .spawn(move || drop(producer));
+        if let Err(error) = spawned {
+            // Then it was dropped here, by the closure that was never run.
+            error!(%error, "no thread could be started");
+        }
+    }
+}
+
+fn make(settings: &Settings, signal: &Arc<Signal>) -> Result<Producer, KafkaError> {
+    let client: BaseProducer<Inbox> = settings.producing().create_with_context(Inbox::default())?;
+    Ok(Producer::new(client, Arc::clone(signal)))
+}
+
+fn hand_over(
+    client: &BaseProducer<Inbox>,
+    record: &Record<'_>,
+    ticket: Ticket,
+) -> Result<(), KafkaCode> {
+    let mut sent = BaseRecord::<[u8], [u8], usize>::with_opaque_to(&record.topic, ticket.0)
+        .partition(record.partition)
+        .key(&*record.key);
+    // Zero is the client library's word for "now", too.
+    if let Some(timestamp_ms) = record.timestamp_ms {
+        sent = sent.timestamp(timestamp_ms);
+    }
+    if let Some(value) = &record.value {
+        sent = sent.payload(&**value);
+    }
+    if !record.headers.is_empty() {
+        let mut headers = OwnedHeaders::new_with_capacity(record.headers.len());
+        for header in &record.headers {
+            headers = headers.insert(KafkaHeader {
+                key: &header.name,
+                value: header.value.as_deref(),
+            });
+        }
+        sent = sent.headers(headers);
+    }
+    client.send(sent).map_err(|(error, _)| match error {
+        // The only error without a number: a NUL in the topic's name.
+        KafkaError::Nul(_) => TOPIC_EXCEPTION,
+        other => code_of(&other),
+    })
+}

@@ -1,0 +1,207 @@
+//! What the cluster says about a topic, and making one. Off the service's thread: these calls wait
+//! for the cluster.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::producer::{BaseProducer, Producer as _};
+
+use super::context::Inbox;
+use super::{ClientNotice, Settings};
+use crate::config::CreateTopics;
+use crate::record::TopicState;
+
+/// For one request; an answer takes milliseconds.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// An idle client costs little, but not nothing.
+const IDLE_MAX: Duration = Duration::from_secs(30);
+
+type Asker = BaseProducer<Inbox>;
+
+/// The client that asks, kept between questions.
+#[derive(Default)]
+pub struct Lookup {
+    asker: Mutex<Option<(Arc<Asker>, Instant)>>,
+}
+
+impl Lookup {
+    /// The client, and whether it is new.
+    fn asker(&self, settings: &Settings) -> Result<(Arc<Asker>, bool), String> {
+        let mut slot = self.slot();
+        if let Some((asker, used)) = slot.as_mut() {
+            *used = Instant::now();
+            return Ok((Arc::clone(asker), false));
+        }
+        let asker: Asker = settings
+            .asking()
+            .create_with_context(Inbox::default())
+            .map_err(|error| error.to_string())?;
+        let asker = Arc::new(asker);
+        *slot = Some((Arc::clone(&asker), Instant::now()));
+        Ok((asker, true))
+    }
+
+    /// Takes the client out when nobody used it for a while.
+    fn retire(&self) -> Option<Arc<Asker>> {
+        let mut slot = self.slot();
+        slot.take_if(|(_, used)| used.elapsed() >= IDLE_MAX)
+            .map(|(asker, _)| asker)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.slot().is_none()
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Option<(Arc<Asker>, Instant)>> {
+        self.asker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Drops the client some time after its last use, off this thread: destroying it may block.
+async fn retire_when_idle(lookup: Weak<Lookup>) {
+    loop {
+        tokio::time::sleep(IDLE_MAX).await;
+        let Some(lookup) = lookup.upgrade() else {
+            return;
+        };
+        let retired = lookup.retire();
+        let gone = retired.is_some() || lookup.is_empty();
+        if let Some(asker) = retired {
+            tokio::task::spawn_blocking(move || drop(asker));
+        }
+        if gone {
+            return;
+        }
+    }
+}
+
+/// Asks the cluster about a topic, for 5 seconds at most. Never makes the topic.
+pub async fn lookup_topic(settings: &Settings, topic: &str) -> TopicState {
+    let settings = settings.clone();
+    let lookup = Arc::downgrade(&settings.lookup);
+    let topic = topic.to_owned();
+    let asked = tokio::task::spawn_blocking(move || {
+        let (asker, is_new) = match settings.lookup.asker(&settings) {
+            Ok(asker) => asker,
+            Err(words) => return (TopicState::Unknown(words), false),
+        };
+        let state = match ask(&asker, &topic) {
+            // The demo broker has no admin API: asking it would only wait for the time-out.
+            TopicState::Present { partitions, .. } if settings.mock().is_none() => {
+                TopicState::Present {
+                    partitions,
+                    max_message_bytes: max_message_bytes(&settings, &topic),
+                }
+            }
+            state => state,
+        };
+        (state, is_new)
+    });
+    match asked.await {
+        Ok((state, is_new)) => {
+            if is_new {
+                tokio::spawn(retire_when_idle(lookup));
+            }
+            state
+        }
+        Err(error) => TopicState::Unknown(error.to_string()),
+    }
+}
+
+fn ask(asker: &Asker, topic: &str) -> TopicState {
+    let answer = asker.client().fetch_metadata(Some(topic), ANSWER_WITHIN);
+    let reason = why(asker);
+    let metadata = match answer {
+        Ok(metadata) => metadata,
+        Err(error) => {
+            return TopicState::Unknown(reason.map_or_else(|| error.to_string(), |n| n.text));
+        }
+    };
+    let Some(found) = metadata.topics().iter().find(|t| t.name() == topic) else {
+        return TopicState::Unknown("the answer does not name the topic".into());
+    };
+    match found.error() {
+        None => {}
+        Some(error) => {
+            return match RDKafkaErrorCode::from(error) {
+                RDKafkaErrorCode::UnknownTopicOrPartition => TopicState::Absent,
+                code => TopicState::Unknown(code.to_string()),
+            };
+        }
+    }
+    match i32::try_from(found.partitions().len()) {
+        // A topic that is being made is named before its partitions are.
+        Ok(0) | Err(_) => TopicState::Unknown("the topic has no partitions yet".into()),
+        Ok(partitions) => TopicState::Present {
+            partitions,
+            max_message_bytes: None,
+        },
+    }
+}
+
+/// The likeliest cause of a question without an answer, in the client library's words.
+fn why(asker: &Asker) -> Option<ClientNotice> {
+    // Each poll handles one event; a handful waits here after a failed connection.
+    for _ in 0..64 {
+        asker.poll(Duration::ZERO);
+    }
+    let notices = asker.context().take_notices();
+    notices.into_iter().max_by_key(ClientNotice::weight)
+}
+
+/// `None` where the cluster does not let us read it.
+fn max_message_bytes(settings: &Settings, topic: &str) -> Option<usize> {
+    let admin: AdminClient<Inbox> = settings
+        .asking()
+        .create_with_context(Inbox::default())
+        .ok()?;
+    let resource = [ResourceSpecifier::Topic(topic)];
+    let options = AdminOptions::new().request_timeout(Some(ANSWER_WITHIN));
+    let answer = admin.describe_configs(&resource, &options);
+    let mut answer = tokio::runtime::Handle::current().block_on(answer).ok()?;
+    let config = answer.pop()?.ok()?;
+    config
+        .get("max.message.bytes")
+        .and_then(|entry| entry.value.as_ref())
+        .and_then(|value| value.parse().ok())
+}
+
+/// Makes a topic; one that exists is left as it is.
+///
+/// # Errors
+/// The cluster's reason: no right, a policy, too few brokers, no answer within 5 seconds.
+pub async fn create_topic(
+    settings: &Settings,
+    topic: &str,
+    how: CreateTopics,
+) -> Result<(), String> {
+    if let Some(mock) = settings.mock() {
+        return mock.create_topic_with(topic, how.partitions);
+    }
+    let settings = settings.clone();
+    let topic = topic.to_owned();
+    let made = tokio::task::spawn_blocking(move || {
+        let admin: AdminClient<Inbox> = settings
+            .asking()
+            .create_with_context(Inbox::default())
+            .map_err(|error| error.to_string())?;
+        // -1: the cluster's default.
+        let replication = TopicReplication::Fixed(how.replication.unwrap_or(-1));
+        let new = [NewTopic::new(&topic, how.partitions, replication)];
+        let options = AdminOptions::new()
+            .request_timeout(Some(ANSWER_WITHIN))
+            .operation_timeout(Some(ANSWER_WITHIN));
+        let answer = admin.create_topics(&new, &options);
+        let answer = tokio::runtime::Handle::current()
+            .block_on(answer)
+            .map_err(|error| error.to_string())?;
+        match answer.into_iter().next() {
+            Some(Ok(_)) | Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => Ok(()),
+            Some(Err((_, code))) => Err(code.to_string()),
+            None => Err("the cluster's answer does not name the topic".into()),
+        }
+    });
+    made.await.unwrap_or_else(|error| Err(error.to_string()))
+}

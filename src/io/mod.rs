@@ -1,0 +1,3 @@
+//! Sockets: what carries, and decides nothing.
+
+pub mod kafka;

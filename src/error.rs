@@ -1,6 +1,8 @@
 //! How things go wrong: the class of an error, its remedy, the exit code. One table for Kafka's
 //! codes, one for Postgres's SQLSTATEs.
 
+pub mod postgres;
+
 use std::fmt;
 
 use crate::record::KafkaCode;
@@ -195,6 +197,10 @@ pub enum DbError {
     /// TLS could not be agreed on or a certificate was not good enough.
     #[error("TLS: {0}")]
     Tls(String),
+    /// The server asks for what we have not: a password, another method; or it could not prove
+    /// that it knows the password itself.
+    #[error("authentication: {0}")]
+    Auth(String),
     /// The server does not speak the protocol as we know it.
     #[error("protocol: {0}")]
     Protocol(String),
@@ -206,7 +212,9 @@ impl DbError {
     pub fn sqlstate(&self) -> &str {
         match self {
             DbError::Server { sqlstate, .. } => sqlstate,
-            DbError::Unreachable(_) | DbError::Tls(_) | DbError::Protocol(_) => "",
+            DbError::Unreachable(_) | DbError::Tls(_) | DbError::Auth(_) | DbError::Protocol(_) => {
+                ""
+            }
         }
     }
 
@@ -215,14 +223,17 @@ impl DbError {
     pub fn heals_with_time(&self) -> bool {
         match self {
             DbError::Unreachable(_) => true,
-            DbError::Tls(_) | DbError::Protocol(_) => false,
-            DbError::Server { sqlstate, .. } => {
-                sqlstate.starts_with("08")
-                    || sqlstate.starts_with("53")
-                    || sqlstate.starts_with("57")
-                    || sqlstate.starts_with("40")
-                    || matches!(sqlstate.as_str(), "55006" | "58P01" | "55P03" | "25006")
-            }
+            DbError::Tls(_) | DbError::Auth(_) | DbError::Protocol(_) => false,
+            DbError::Server { sqlstate, .. } => match sqlstate.as_str() {
+                // 08P01 is how a pooler refuses `replication`; 53400: no free slot, and none
+                // comes free by itself.
+                "08P01" | "53400" => false,
+                // Slot held; a package upgraded under a running server; lock; read-only.
+                "55006" | "58P01" | "55P03" | "25006" => true,
+                other => ["08", "53", "57", "40"]
+                    .iter()
+                    .any(|class| other.starts_with(class)),
+            },
         }
     }
 }

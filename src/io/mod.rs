@@ -1,3 +1,14 @@
-//! Sockets: what carries, and decides nothing.
+//! Sockets. They carry and decide nothing: what to do about an error, when to read and what to
+//! report is the machine's to say.
+//!
+//! # Invariants
+//! No file here imports `relay`; what the two share are the words of `record` and `wire`.
 
+pub mod connect;
+mod conversation;
+pub mod frames;
 pub mod kafka;
+mod login;
+pub mod side;
+pub mod slot;
+mod tls;

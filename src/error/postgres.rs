@@ -1,0 +1,364 @@
+//! The one table of what Postgres says: exit code and remedy by SQLSTATE, the text only to tell
+//! two causes of one code apart (it differs by version and is translated on some servers, so that
+//! every code also has an answer without it).
+
+use super::{DbError, Exit, Failure};
+use crate::config::Database;
+
+/// The end of a program that this error stops, for the connection it came from.
+#[must_use]
+pub fn failure(error: &DbError, db: &Database) -> Failure {
+    let (exit, remedy) = match error {
+        DbError::Unreachable(_) => (
+            Exit::Refused,
+            format!(
+                "start the server, or correct host and port (now \"{}\", {}); `run` keeps trying by itself",
+                db.host, db.port
+            ),
+        ),
+        DbError::Tls(text) => (Exit::Refused, tls(text)),
+        DbError::Auth(text) => (Exit::Refused, auth(text, db)),
+        DbError::Protocol(_) => (
+            Exit::Refused,
+            format!(
+                "look whether host \"{}\" port {} is a Postgres server of version 15 or later, and no pooler",
+                db.host, db.port
+            ),
+        ),
+        DbError::Server {
+            sqlstate,
+            message,
+            detail,
+            hint,
+        } => {
+            let said = format!("{message} {}", detail.as_deref().unwrap_or_default());
+            server(sqlstate, &said, hint.as_deref(), db)
+        }
+    };
+    Failure::new(exit, error.to_string(), remedy).because(format!(
+        "connecting as user \"{}\" to database \"{}\" at host \"{}\" port {}",
+        db.user, db.dbname, db.host, db.port
+    ))
+}
+
+fn server(sqlstate: &str, said: &str, hint: Option<&str>, db: &Database) -> (Exit, String) {
+    let user = quoted(&db.user);
+    let remedy = match sqlstate {
+        "28P01" => format!(
+            "give the password of role {user} (in the database URL, PGPASSWORD or the password file), \
+             or set it: alter role {user} password '…'"
+        ),
+        "28000" => not_admitted(said, db),
+        "3D000" => format!(
+            "correct the database's name (it is taken as it is written, capitals included), or: \
+             create database {}",
+            quoted(&db.dbname)
+        ),
+        "42501" => not_permitted(said, &user),
+        "55000" => return not_in_state(said),
+        "08P01" if said.contains("startup parameter") || said.contains("replication") => {
+            "connect to Postgres itself: the pooler in between does not pass replication on \
+             (PgBouncer does from 1.23 on, in session mode)"
+                .to_owned()
+        }
+        "08P01" => "connect to Postgres itself, without a pooler or proxy in between".to_owned(),
+        "53300" => "wait until a connection is free, or raise max_wal_senders and max_connections \
+                    and restart the server"
+            .to_owned(),
+        "53400" => "drop a slot that nobody needs (select slot_name, active, \
+                    pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) as retained_bytes from \
+                    pg_replication_slots; select pg_drop_replication_slot('…')), or raise \
+                    max_replication_slots and restart the server"
+            .to_owned(),
+        "42704" if said.contains("publication") => {
+            "make the publication, as `walrelay init` does; when the stream already stands at \
+             rows from before it was made, the slot must be made anew, too"
+                .to_owned()
+        }
+        "42704" => "correct the name (--slot, --publication), or make what is missing with \
+             `walrelay init`"
+            .to_owned(),
+        "42602" => {
+            "a slot's name is 1 to 63 lower-case letters, digits and underscores: correct --slot"
+                .to_owned()
+        }
+        "42710" => "choose another name, or drop what is there".to_owned(),
+        "22023" => {
+            "the slot was made for another output plugin than pgoutput: choose another --slot, \
+                    or drop it and run `walrelay init`"
+                .to_owned()
+        }
+        "0A000" => "connect to the primary, and to a server of version 15 or later".to_owned(),
+        "25006" => "connect to the primary: this server is read-only".to_owned(),
+        "55006" => "stop who holds the slot (select active_pid from pg_replication_slots; \
+                    select pg_terminate_backend(…)); `run` waits for it by itself"
+            .to_owned(),
+        "57P03" => "wait until the server has started; `run` keeps trying by itself".to_owned(),
+        "58P01" => "restart the server: its program files were upgraded under it".to_owned(),
+        "55P03" => {
+            "find who holds the lock (pg_locks, pg_stat_activity, pg_prepared_xacts) and end it, \
+                    or try again"
+                .to_owned()
+        }
+        _ => hint.map_or_else(
+            || {
+                format!(
+                    "look up SQLSTATE {sqlstate} in the Postgres manual, and in the server's log"
+                )
+            },
+            str::to_owned,
+        ),
+    };
+    (Exit::Refused, remedy)
+}
+
+/// 28000: no line of `pg_hba.conf`, or a role that may not log in.
+fn not_admitted(said: &str, db: &Database) -> String {
+    let user = quoted(&db.user);
+    if said.contains("does not exist") {
+        return format!(
+            "correct the user's name, or: create role {user} login replication password '…'"
+        );
+    }
+    if said.contains("not permitted to log in") {
+        return format!("alter role {user} login");
+    }
+    if said.contains("Peer authentication") || said.contains("Ident authentication") {
+        return format!(
+            "run as the system user {user}, or add a line with scram-sha-256 to pg_hba.conf: \
+             local {} {user} scram-sha-256",
+            quoted(&db.dbname)
+        );
+    }
+    if said.contains("client certificate") {
+        return "client certificates are not built yet: let pg_hba.conf ask for scram-sha-256"
+            .to_owned();
+    }
+    let client = between(said, "host \"", "\"").unwrap_or("<address>");
+    let (kind, address) = match client {
+        "[local]" => ("local", String::new()),
+        _ if said.contains("SSL encryption") => ("hostssl", mask(client)),
+        _ => ("host", mask(client)),
+    };
+    format!(
+        "add to pg_hba.conf, above the lines that refuse, and reload (select pg_reload_conf()): \
+         {kind} {} {user}{address} scram-sha-256 — with the database's name: the keyword \
+         `replication` is for physical replication only",
+        quoted(&db.dbname)
+    )
+}
+
+fn mask(client: &str) -> String {
+    let bits = if client.contains(':') { 128 } else { 32 };
+    format!(" {client}/{bits}")
+}
+
+fn not_permitted(said: &str, user: &str) -> String {
+    if said.contains("output plugin") {
+        return "add pgoutput to output_plugin_libraries and reload the server".to_owned();
+    }
+    if said.contains("replication") || said.contains("WAL sender") {
+        return format!(
+            "alter role {user} replication (Amazon RDS: grant rds_replication to {user})"
+        );
+    }
+    if said.contains("row-level security") {
+        return format!("alter role {user} bypassrls, or disable row level security on the table");
+    }
+    format!(
+        "grant role {user} what is missing (`walrelay init --print-sql` prints the grants), or \
+         connect as the owner; for the stream: alter role {user} replication"
+    )
+}
+
+/// 55000: the server or the slot is not in the state that this needs.
+fn not_in_state(said: &str) -> (Exit, String) {
+    if said.contains("wal_level") {
+        return (
+            Exit::Refused,
+            "alter system set wal_level = logical; and restart the server (Amazon RDS and Aurora: \
+             rds.logical_replication = 1 in the parameter group; Google Cloud SQL: \
+             cloudsql.logical_decoding = on; Azure: wal_level = logical under server parameters)"
+                .to_owned(),
+        );
+    }
+    if said.contains("not created in this database") {
+        return (
+            Exit::Refused,
+            "connect to the slot's database (select slot_name, database from \
+             pg_replication_slots), or choose another --slot"
+                .to_owned(),
+        );
+    }
+    if said.contains("physical") {
+        return (
+            Exit::Refused,
+            "the slot is for physical replication: choose another --slot".to_owned(),
+        );
+    }
+    if said.contains("being synchronized") {
+        return (
+            Exit::Refused,
+            "connect to the primary: on a standby the slot is only a copy".to_owned(),
+        );
+    }
+    if said.contains("invalidated") || said.contains("can no longer") {
+        return (
+            Exit::Halted,
+            "the slot is lost, and what it had not delivered is only in the table: drop it and \
+             decide with `walrelay init` what becomes of those rows"
+                .to_owned(),
+        );
+    }
+    (
+        Exit::Refused,
+        "look at the slot (select * from pg_replication_slots) and at the server's log".to_owned(),
+    )
+}
+
+fn tls(text: &str) -> String {
+    let remedy = if text.contains("offers no TLS") {
+        "switch TLS on at the server (ssl = on), or allow plain text: sslmode=prefer or disable"
+    } else if text.contains("name mismatch") {
+        "connect by a name that the certificate is for, or have the server's certificate made for \
+         this one"
+    } else if text.contains("unknown authority") {
+        "set sslrootcert to the certificate of the authority that signed the server's"
+    } else if text.contains("sslrootcert") {
+        "set sslrootcert to a readable file with certificates in PEM form"
+    } else if text.contains("refused") {
+        "have the server's certificate renewed, or look at both machines' clocks"
+    } else {
+        "look at the server's log, and at its ssl_* settings; TLS 1.2 is the least that is spoken"
+    };
+    remedy.to_owned()
+}
+
+fn auth(text: &str, db: &Database) -> String {
+    if text.contains("no password") {
+        return format!(
+            "give the password of role {} in PGPASSWORD, a password file (PGPASSFILE) or the \
+             database URL",
+            quoted(&db.user)
+        );
+    }
+    "let pg_hba.conf ask this role for scram-sha-256; in clear text only over TLS (sslmode=require)"
+        .to_owned()
+}
+
+fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
+    let (_, rest) = text.split_once(before)?;
+    Some(rest.split_once(after)?.0)
+}
+
+/// As SQL and `pg_hba.conf` take a name.
+fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::SslMode;
+    use std::time::Duration;
+
+    fn db() -> Database {
+        Database {
+            host: "db.example".to_owned(),
+            port: 5432,
+            user: "walrelay".to_owned(),
+            password: Some("s3cret".to_owned()),
+            dbname: "app".to_owned(),
+            sslmode: SslMode::Prefer,
+            sslrootcert: None,
+            application_name: "walrelay".to_owned(),
+            connect_timeout: Duration::from_secs(10),
+        }
+    }
+
+    fn said(sqlstate: &str, message: &str) -> Failure {
+        let error = DbError::Server {
+            sqlstate: sqlstate.to_owned(),
+            message: message.to_owned(),
+            detail: None,
+            hint: None,
+        };
+        let failure = failure(&error, &db());
+        let text = failure.to_string();
+        assert!(text.contains(sqlstate) && text.contains(message), "{text}");
+        assert!(!text.contains("s3cret"), "{text}");
+        failure
+    }
+
+    #[test]
+    fn a_role_without_replication_is_told_the_statement() {
+        for message in [
+            "must be superuser or replication role to start walsender",
+            "permission denied to start WAL sender",
+        ] {
+            let remedy = said("42501", message).remedy;
+            assert!(
+                remedy.contains("alter role \"walrelay\" replication"),
+                "{remedy}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_missing_pg_hba_line_is_printed_with_the_database() {
+        let remedy = said(
+            "28000",
+            "no pg_hba.conf entry for host \"127.0.0.1\", user \"walrelay\", database \"app\", no encryption",
+        )
+        .remedy;
+        assert!(
+            remedy.contains("host \"app\" \"walrelay\" 127.0.0.1/32 scram-sha-256"),
+            "{remedy}"
+        );
+        assert!(remedy.contains("physical replication only"), "{remedy}");
+        let remedy = said(
+            "28000",
+            "no pg_hba.conf entry for host \"[local]\", user \"walrelay\", database \"app\", no encryption",
+        )
+        .remedy;
+        assert!(
+            remedy.contains("local \"app\" \"walrelay\" scram-sha-256"),
+            "{remedy}"
+        );
+    }
+
+    #[test]
+    fn a_pooler_is_recognised_and_is_definite() {
+        let failure = said("08P01", "unsupported startup parameter: replication");
+        assert!(failure.remedy.contains("PgBouncer"), "{failure}");
+        let error = DbError::Server {
+            sqlstate: "08P01".to_owned(),
+            message: String::new(),
+            detail: None,
+            hint: None,
+        };
+        assert!(!error.heals_with_time());
+    }
+
+    #[test]
+    fn wal_level_and_a_lost_slot_share_a_code_but_not_an_exit() {
+        let level = said("55000", "logical decoding requires wal_level >= logical");
+        assert_eq!(level.exit, Exit::Refused);
+        assert!(
+            level
+                .remedy
+                .contains("alter system set wal_level = logical")
+        );
+        let lost = said("55000", "can no longer access replication slot \"l1\"");
+        assert_eq!(lost.exit, Exit::Halted);
+    }
+
+    #[test]
+    fn a_code_without_an_entry_still_has_a_remedy() {
+        assert!(
+            said("XX000", "unrecognized option")
+                .remedy
+                .contains("XX000")
+        );
+    }
+}

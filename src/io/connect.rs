@@ -1,0 +1,279 @@
+//! From a [`Database`] to a stream that Postgres listens on: names, addresses, sockets, TLS.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use postgres_protocol::message::frontend;
+use rustix::net::sockopt;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_openssl::SslStream;
+
+use super::tls;
+use crate::config::{Database, SslMode};
+use crate::error::DbError;
+
+/// A peer that vanished without a word is noticed after 10 + 3 × 5 s of silence, or when it has
+/// not taken in what we sent for 30 s. The server is told the same of us.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_COUNT: u32 = 3;
+const USER_TIMEOUT_MS: u32 = 30_000;
+
+/// An open connection, nothing said on it yet but the agreement on TLS.
+///
+/// The kernel's own receive buffer is left alone: on TCP it grows by itself with a fast sender,
+/// and on a Unix socket the sender's buffer counts.
+pub enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+    Tls(SslStream<TcpStream>),
+}
+
+impl Stream {
+    /// Channel binding data, where the stream is TLS.
+    pub fn channel_binding(&self) -> Option<Vec<u8>> {
+        match self {
+            Stream::Tcp(_) | Stream::Unix(_) => None,
+            Stream::Tls(stream) => tls::server_end_point(stream.ssl()),
+        }
+    }
+}
+
+/// What the server answers to an SSLRequest.
+enum Offer {
+    Tls(TcpStream),
+    Plain(TcpStream),
+    /// An ErrorResponse, of which nothing is read: nobody vouches for it (CVE-2024-10977).
+    Error,
+}
+
+/// Connects, and agrees on TLS as `sslmode` asks for.
+///
+/// # Errors
+/// [`DbError::Unreachable`] names host, port and what failed: the name, a refusal, the time.
+/// [`DbError::Tls`] names the check.
+pub async fn open(db: &Database) -> Result<Stream, DbError> {
+    if db.host.starts_with('/') {
+        // TLS is never spoken over a Unix socket, whatever sslmode says: so libpq.
+        return open_unix(db).await;
+    }
+    match db.sslmode {
+        SslMode::Disable => Ok(Stream::Tcp(open_tcp(db).await?)),
+        SslMode::Prefer => open_preferring_tls(db).await,
+        SslMode::Require | SslMode::VerifyFull => match request_tls(db).await? {
+            Offer::Tls(tcp) => within_handshake(db, tcp).await,
+            Offer::Plain(_) => Err(DbError::Tls(format!(
+                "the server at {} offers no TLS, and sslmode asks for it",
+                place(db)
+            ))),
+            Offer::Error => Err(DbError::Unreachable(format!(
+                "the server at {} answers the request for TLS with an error",
+                place(db)
+            ))),
+        },
+    }
+}
+
+/// Encrypted where it can be had; as libpq does, a second, plain attempt where it cannot.
+async fn open_preferring_tls(db: &Database) -> Result<Stream, DbError> {
+    let reason = match request_tls(db).await? {
+        Offer::Plain(tcp) => return Ok(Stream::Tcp(tcp)),
+        Offer::Tls(tcp) => match within_handshake(db, tcp).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => error.to_string(),
+        },
+        Offer::Error => "the server answered with an error".to_owned(),
+    };
+    tracing::debug!(reason, "no TLS with this server, going on without");
+    Ok(Stream::Tcp(open_tcp(db).await?))
+}
+
+async fn within_handshake(db: &Database, tcp: TcpStream) -> Result<Stream, DbError> {
+    let what = || format!("the TLS handshake with {}", place(db));
+    let stream = within(db.connect_timeout, what, tls::handshake(db, tcp)).await??;
+    Ok(Stream::Tls(stream))
+}
+
+async fn request_tls(db: &Database) -> Result<Offer, DbError> {
+    let mut tcp = open_tcp(db).await?;
+    let mut request = BytesMut::new();
+    frontend::ssl_request(&mut request);
+    let answer = async {
+        tcp.write_all(&request).await?;
+        // One byte is the whole answer. A second one did not come from a server that waits for
+        // our hello: somebody on the way put it there to be taken for encrypted (CVE-2021-23222).
+        let mut answer = [0; 2];
+        let n = tcp.read(&mut answer).await?;
+        Ok::<_, io::Error>((n, answer[0]))
+    };
+    let what = || format!("the request for TLS to {}", place(db));
+    let answer = within(db.connect_timeout, what, answer).await?;
+    match answer.map_err(|e| unreachable(db, &e))? {
+        (0, _) => Err(DbError::Unreachable(format!(
+            "the server at {} closed the connection on the request for TLS",
+            place(db)
+        ))),
+        (1, b'S') => Ok(Offer::Tls(tcp)),
+        (1, b'N') => Ok(Offer::Plain(tcp)),
+        (_, b'E') => Ok(Offer::Error),
+        (2, b'S' | b'N') => Err(DbError::Tls(format!(
+            "unencrypted bytes after the answer of {} to the request for TLS: someone may be \
+             in between",
+            place(db)
+        ))),
+        (_, byte) => Err(DbError::Protocol(format!(
+            "what listens at {} is no Postgres: it answers the request for TLS with {byte:#04x}",
+            place(db)
+        ))),
+    }
+}
+
+async fn open_unix(db: &Database) -> Result<Stream, DbError> {
+    let path = format!("{}/.s.PGSQL.{}", db.host, db.port);
+    let what = || format!("connecting to the Unix socket {path}");
+    match within(db.connect_timeout, what, UnixStream::connect(&path)).await? {
+        Ok(stream) => Ok(Stream::Unix(stream)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(DbError::Unreachable(format!(
+            "no server: the Unix socket {path} does not exist"
+        ))),
+        Err(e) => Err(DbError::Unreachable(format!(
+            "cannot connect to the Unix socket {path}: {}",
+            reason(&e)
+        ))),
+    }
+}
+
+async fn open_tcp(db: &Database) -> Result<TcpStream, DbError> {
+    let mut failures: Vec<String> = Vec::new();
+    for address in resolve(db).await? {
+        let what = || address.ip().to_string();
+        let failure = match within(db.connect_timeout, what, TcpStream::connect(address)).await {
+            Ok(Ok(tcp)) => {
+                prepare(&tcp).map_err(|e| unreachable(db, &e))?;
+                return Ok(tcp);
+            }
+            Ok(Err(e)) => format!("{} {}", address.ip(), reason(&e)),
+            Err(timed_out) => timed_out.to_string(),
+        };
+        if !failures.contains(&failure) {
+            failures.push(failure);
+        }
+    }
+    Err(DbError::Unreachable(format!(
+        "cannot connect to {}: {}",
+        place(db),
+        failures.join(", ")
+    )))
+}
+
+async fn resolve(db: &Database) -> Result<Vec<SocketAddr>, DbError> {
+    let lookup = tokio::net::lookup_host((db.host.as_str(), db.port));
+    let what = || format!("resolving the host name \"{}\"", db.host);
+    let found = within(db.connect_timeout, what, lookup).await?;
+    let addresses: Vec<SocketAddr> = found
+        .map_err(|e| {
+            DbError::Unreachable(format!("cannot resolve the host name \"{}\": {e}", db.host))
+        })?
+        .collect();
+    if addresses.is_empty() {
+        return Err(DbError::Unreachable(format!(
+            "cannot resolve the host name \"{}\": it has no address",
+            db.host
+        )));
+    }
+    Ok(addresses)
+}
+
+fn prepare(tcp: &TcpStream) -> io::Result<()> {
+    tcp.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(tcp, true)?;
+    sockopt::set_tcp_keepidle(tcp, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(tcp, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(tcp, KEEPALIVE_COUNT)?;
+    sockopt::set_tcp_user_timeout(tcp, USER_TIMEOUT_MS)?;
+    Ok(())
+}
+
+/// Bounds a step of connecting.
+pub(super) async fn within<F: Future>(
+    limit: Duration,
+    what: impl FnOnce() -> String,
+    step: F,
+) -> Result<F::Output, DbError> {
+    tokio::time::timeout(limit, step).await.map_err(|_| {
+        DbError::Unreachable(format!(
+            "{} timed out after {} s",
+            what(),
+            limit.as_secs_f64()
+        ))
+    })
+}
+
+/// Where the server should be, for messages.
+fn place(db: &Database) -> String {
+    format!("host \"{}\" port {}", db.host, db.port)
+}
+
+fn unreachable(db: &Database, error: &io::Error) -> DbError {
+    DbError::Unreachable(format!("{}: {}", place(db), reason(error)))
+}
+
+fn reason(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => {
+            "refused the connection (nothing listens there)".to_owned()
+        }
+        io::ErrorKind::TimedOut => "timed out".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Stream::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Unix(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}

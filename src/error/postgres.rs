@@ -3,11 +3,20 @@
 //! every code also has an answer without it).
 
 use super::{DbError, Exit, Failure};
-use crate::config::Database;
+
+/// Whom we spoke to, and as whom.
+#[derive(Clone, Copy)]
+pub struct Peer<'a> {
+    pub host: &'a str,
+    pub port: u16,
+    pub user: &'a str,
+    pub dbname: &'a str,
+}
 
 /// The end of a program that this error stops, for the connection it came from.
+/// (`io::connect::failure` is the same for a configured database.)
 #[must_use]
-pub fn failure(error: &DbError, db: &Database) -> Failure {
+pub fn failure(error: &DbError, db: Peer<'_>) -> Failure {
     let (exit, remedy) = match error {
         DbError::Unreachable(_) => (
             Exit::Refused,
@@ -41,8 +50,8 @@ pub fn failure(error: &DbError, db: &Database) -> Failure {
     ))
 }
 
-fn server(sqlstate: &str, said: &str, hint: Option<&str>, db: &Database) -> (Exit, String) {
-    let user = quoted(&db.user);
+fn server(sqlstate: &str, said: &str, hint: Option<&str>, db: Peer<'_>) -> (Exit, String) {
+    let user = quoted(db.user);
     let remedy = match sqlstate {
         "28P01" => format!(
             "give the password of role {user} (in the database URL, PGPASSWORD or the password file), \
@@ -52,7 +61,7 @@ fn server(sqlstate: &str, said: &str, hint: Option<&str>, db: &Database) -> (Exi
         "3D000" => format!(
             "correct the database's name (it is taken as it is written, capitals included), or: \
              create database {}",
-            quoted(&db.dbname)
+            quoted(db.dbname)
         ),
         "42501" => not_permitted(said, &user),
         "55000" => return not_in_state(said),
@@ -113,8 +122,8 @@ fn server(sqlstate: &str, said: &str, hint: Option<&str>, db: &Database) -> (Exi
 }
 
 /// 28000: no line of `pg_hba.conf`, or a role that may not log in.
-fn not_admitted(said: &str, db: &Database) -> String {
-    let user = quoted(&db.user);
+fn not_admitted(said: &str, db: Peer<'_>) -> String {
+    let user = quoted(db.user);
     if said.contains("does not exist") {
         return format!(
             "correct the user's name, or: create role {user} login replication password '…'"
@@ -127,7 +136,7 @@ fn not_admitted(said: &str, db: &Database) -> String {
         return format!(
             "run as the system user {user}, or add a line with scram-sha-256 to pg_hba.conf: \
              local {} {user} scram-sha-256",
-            quoted(&db.dbname)
+            quoted(db.dbname)
         );
     }
     if said.contains("client certificate") {
@@ -144,7 +153,7 @@ fn not_admitted(said: &str, db: &Database) -> String {
         "add to pg_hba.conf, above the lines that refuse, and reload (select pg_reload_conf()): \
          {kind} {} {user}{address} scram-sha-256 — with the database's name: the keyword \
          `replication` is for physical replication only",
-        quoted(&db.dbname)
+        quoted(db.dbname)
     )
 }
 
@@ -234,12 +243,12 @@ fn tls(text: &str) -> String {
     remedy.to_owned()
 }
 
-fn auth(text: &str, db: &Database) -> String {
+fn auth(text: &str, db: Peer<'_>) -> String {
     if text.contains("no password") {
         return format!(
             "give the password of role {} in PGPASSWORD, a password file (PGPASSFILE) or the \
              database URL",
-            quoted(&db.user)
+            quoted(db.user)
         );
     }
     "let pg_hba.conf ask this role for scram-sha-256; in clear text only over TLS (sslmode=require)"
@@ -259,22 +268,13 @@ fn quoted(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::SslMode;
-    use std::time::Duration;
 
-    fn db() -> Database {
-        Database {
-            host: "db.example".to_owned(),
-            port: 5432,
-            user: "walrelay".to_owned(),
-            password: Some("s3cret".to_owned()),
-            dbname: "app".to_owned(),
-            sslmode: SslMode::Prefer,
-            sslrootcert: None,
-            application_name: "walrelay".to_owned(),
-            connect_timeout: Duration::from_secs(10),
-        }
-    }
+    const PEER: Peer<'static> = Peer {
+        host: "db.example",
+        port: 5432,
+        user: "walrelay",
+        dbname: "app",
+    };
 
     fn said(sqlstate: &str, message: &str) -> Failure {
         let error = DbError::Server {
@@ -283,10 +283,9 @@ mod tests {
             detail: None,
             hint: None,
         };
-        let failure = failure(&error, &db());
+        let failure = failure(&error, PEER);
         let text = failure.to_string();
         assert!(text.contains(sqlstate) && text.contains(message), "{text}");
-        assert!(!text.contains("s3cret"), "{text}");
         failure
     }
 

@@ -16,7 +16,8 @@ use tokio_openssl::SslStream;
 
 use super::tls;
 use crate::config::{Database, SslMode};
-use crate::error::DbError;
+use crate::error::postgres::{self, Peer};
+use crate::error::{DbError, Failure};
 
 /// A peer that vanished without a word is noticed after 10 + 3 × 5 s of silence, or when it has
 /// not taken in what we sent for 30 s. The server is told the same of us.
@@ -78,6 +79,17 @@ pub async fn open(db: &Database) -> Result<Stream, DbError> {
             ))),
         },
     }
+}
+
+/// The end of a program that an error on a connection to `db` stops: cause, place, remedy.
+pub fn failure(error: &DbError, db: &Database) -> Failure {
+    let peer = Peer {
+        host: &db.host,
+        port: db.port,
+        user: &db.user,
+        dbname: &db.dbname,
+    };
+    postgres::failure(error, peer)
 }
 
 /// Encrypted where it can be had; as libpq does, a second, plain attempt where it cannot.

@@ -1,11 +1,40 @@
 //! What the operator asked for: flag > environment > file > default, parsed once, never checked
 //! again.
+//!
+//! # Invariants
+//! - A setting that this build cannot honour is refused (exit 2), never ignored.
+//! - Nothing here connects, and no message or `Debug` holds a password.
 
+mod conninfo;
+mod layers;
+mod values;
+
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::cli::{self, Command};
+use crate::error::Failure;
+
+pub use layers::Surroundings;
+use layers::{Given, Layers};
+
+/// What one invocation of the program is to do.
+#[derive(Debug)]
+pub struct Config {
+    pub log: LogFormat,
+    pub task: Task,
+}
+
+#[derive(Debug)]
+pub enum Task {
+    Init(InitConfig),
+    Run(Box<RunConfig>),
+    Demo(DemoConfig),
+}
+
 /// How to reach Postgres. Both connections (replication and side) are made from this.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Database {
     /// A name, an address, or a directory that holds the Unix socket (it starts with `/`).
     pub host: String,
@@ -14,6 +43,7 @@ pub struct Database {
     pub password: Option<String>,
     pub dbname: String,
     pub sslmode: SslMode,
+    /// Set exactly where `sslmode` is `VerifyFull`.
     pub sslrootcert: Option<PathBuf>,
     pub application_name: String,
     pub connect_timeout: Duration,
@@ -35,7 +65,7 @@ pub struct TableName {
 }
 
 /// What every command that touches the database needs.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Source {
     pub database: Database,
     pub table: TableName,
@@ -59,3 +89,324 @@ pub struct CreateTopics {
     /// `None`: the cluster's default.
     pub replication: Option<i32>,
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// What becomes of the rows that were in the table before its first slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    Leave,
+    Publish,
+}
+
+#[derive(Clone, Debug)]
+pub struct InitConfig {
+    pub source: Source,
+    pub print_sql: bool,
+    pub existing: Option<Existing>,
+    pub lock_timeout: Duration,
+    pub json: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct RunConfig {
+    pub source: Source,
+    pub kafka: Kafka,
+    /// A template over columns.
+    pub topic: String,
+    /// Record header, and the column that it takes its value from.
+    pub headers: Vec<(String, String)>,
+    /// A broker that is silent for longer costs us the replication connection: an un-acked,
+    /// talking client would block the server's shutdown.
+    pub stall_timeout: Duration,
+    /// How long a SIGTERM waits for deliveries.
+    pub shutdown_timeout: Duration,
+    pub in_flight_bytes: usize,
+}
+
+#[derive(Clone, Debug)]
+pub struct DemoConfig {
+    pub seconds: Option<Duration>,
+    pub events: Option<u64>,
+    /// Payments a second; `None`: the demo's own choice.
+    pub rate: Option<u32>,
+    /// `None`: the built-in mock broker.
+    pub brokers: Option<String>,
+    /// Where `initdb`, `pg_ctl` and `postgres` are; `None`: PATH, then the usual places.
+    pub pg_bin: Option<PathBuf>,
+}
+
+const TABLE_DEFAULT: &str = "public.outbox";
+const SLOT_DEFAULT: &str = "walrelay";
+const PUBLICATION_DEFAULT: &str = "walrelay";
+const TOPIC_DEFAULT: &str = "outbox.event.{aggregate_type}";
+const LOCK_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
+const STALL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(20);
+const SHUTDOWN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+/// One frame is at most 64 MiB, and so is what the producer may hold.
+const IN_FLIGHT_BYTES_MAX: usize = 64 << 20;
+/// One maximal record of a default broker (1 MiB) has to fit.
+const IN_FLIGHT_BYTES_MIN: usize = 1 << 20;
+
+/// The headers that a row cannot forge, and a mapping cannot replace.
+const RESERVED_HEADERS: [&str; 3] = ["event_id", "event_type", "aggregate_type"];
+
+impl Config {
+    /// Lays the flags over the environment and the file, and parses every value.
+    ///
+    /// # Errors
+    /// `Exit::Usage`: a value is wrong, unknown, missing, or asks for what is not built yet.
+    pub fn resolve(command: Command, around: &Surroundings) -> Result<Self, Failure> {
+        match command {
+            Command::Init(args) => {
+                let layers = Layers::read(around, args.common.config.as_deref())?;
+                Ok(Config {
+                    log: log_format(&layers, around, args.common.log.clone())?,
+                    task: Task::Init(init(&layers, around, args)?),
+                })
+            }
+            Command::Run(args) => {
+                let layers = Layers::read(around, args.common.config.as_deref())?;
+                Ok(Config {
+                    log: log_format(&layers, around, args.common.log.clone())?,
+                    task: Task::Run(Box::new(run(&layers, around, args)?)),
+                })
+            }
+            Command::Demo(args) => {
+                let layers = Layers::read(around, args.common.config.as_deref())?;
+                Ok(Config {
+                    log: log_format(&layers, around, args.common.log.clone())?,
+                    task: Task::Demo(demo(&layers, args)?),
+                })
+            }
+            Command::Check(_) => Err(command_not_built("check")),
+            Command::Status(_) => Err(command_not_built("status")),
+            Command::Prune(_) => Err(command_not_built("prune")),
+            Command::DeadLetters(_) => Err(command_not_built("dead-letters")),
+            Command::Replay(_) => Err(command_not_built("replay")),
+            Command::Poll(_) => Err(command_not_built("poll")),
+            Command::Drain(_) => Err(command_not_built("drain")),
+            Command::Drop(_) => Err(command_not_built("drop")),
+        }
+    }
+}
+
+fn command_not_built(name: &str) -> Failure {
+    Failure::usage(
+        format!("walrelay {name} is not built yet"),
+        "use init, run or demo; walrelay --help shows what they take",
+    )
+}
+
+fn init(layers: &Layers, around: &Surroundings, args: cli::InitCli) -> Result<InitConfig, Failure> {
+    let existing = match args.existing {
+        None => None,
+        Some(cli::ExistingCli::Leave) => Some(Existing::Leave),
+        Some(cli::ExistingCli::Publish) => Some(Existing::Publish),
+    };
+    let lock_timeout = layers.get("lock_timeout", args.lock_timeout)?;
+    Ok(InitConfig {
+        source: source(layers, around, args.source)?,
+        print_sql: args.print_sql,
+        existing,
+        lock_timeout: duration_or(lock_timeout, LOCK_TIMEOUT_DEFAULT)?,
+        json: args.json,
+    })
+}
+
+fn run(layers: &Layers, around: &Surroundings, args: cli::RunCli) -> Result<RunConfig, Failure> {
+    refuse_not_built(layers, &args)?;
+    let topic = match layers.get("topic", args.topic)? {
+        Some(given) => values::topic(&given)?,
+        None => TOPIC_DEFAULT.to_owned(),
+    };
+    let in_flight_bytes = match layers.get("in_flight_bytes", args.in_flight_bytes)? {
+        Some(given) => values::size(&given, IN_FLIGHT_BYTES_MIN, IN_FLIGHT_BYTES_MAX)?,
+        None => IN_FLIGHT_BYTES_MAX,
+    };
+    let stall_timeout = layers.get("stall_timeout", args.stall_timeout)?;
+    let shutdown_timeout = layers.get("shutdown_timeout", args.shutdown_timeout)?;
+    let create_topics = match layers.get("create_topics", args.create_topics)? {
+        Some(given) => values::create_topics(&given)?,
+        None => None,
+    };
+    let headers = layers.pairs("headers", "--header", &args.header)?;
+    if let Some((name, _)) = headers
+        .iter()
+        .find(|(name, _)| RESERVED_HEADERS.contains(&name.as_str()))
+    {
+        return Err(Failure::usage(
+            format!("header {name} is walrelay's own and cannot be mapped"),
+            "give the mapping another header name",
+        ));
+    }
+    let Some(brokers) = layers.get("brokers", args.brokers)? else {
+        return Err(Failure::usage(
+            "no brokers: run does not know where Kafka is",
+            "add --brokers host:port,… (or WALRELAY_BROKERS, or brokers in the file)",
+        ));
+    };
+    Ok(RunConfig {
+        source: source(layers, around, args.source)?,
+        kafka: Kafka {
+            brokers: brokers.value,
+            properties: layers.pairs("kafka", "--kafka", &args.kafka)?,
+            create_topics,
+        },
+        topic,
+        headers,
+        stall_timeout: duration_or(stall_timeout, STALL_TIMEOUT_DEFAULT)?,
+        shutdown_timeout: duration_or(shutdown_timeout, SHUTDOWN_TIMEOUT_DEFAULT)?,
+        in_flight_bytes,
+    })
+}
+
+fn demo(layers: &Layers, args: cli::DemoCli) -> Result<DemoConfig, Failure> {
+    // The demo keeps to its flags: a file or variables that describe a real database and a real
+    // Kafka must not turn it loose on them.
+    let brokers = match args.brokers {
+        Some(value) => layers.flag_only("brokers", value)?,
+        None => None,
+    };
+    Ok(DemoConfig {
+        seconds: args.seconds.map(Duration::from_secs),
+        events: args.events,
+        rate: args.rate,
+        brokers,
+        pg_bin: args.pg_bin,
+    })
+}
+
+fn source(layers: &Layers, around: &Surroundings, args: cli::SourceCli) -> Result<Source, Failure> {
+    let slot = match layers.get("slot", args.slot)? {
+        Some(given) => values::slot(&given)?,
+        None => SLOT_DEFAULT.to_owned(),
+    };
+    let publication = match layers.get("publication", args.publication)? {
+        Some(given) => values::publication(&given)?,
+        None => PUBLICATION_DEFAULT.to_owned(),
+    };
+    let table = layers
+        .get("table", args.table)?
+        .unwrap_or_else(|| Given::default_of("table", TABLE_DEFAULT));
+    let database_url = layers.get("database_url", args.database_url)?;
+    Ok(Source {
+        database: conninfo::parse(database_url.as_ref(), around)?,
+        table: values::table(&table)?,
+        slot,
+        publication,
+    })
+}
+
+fn log_format(
+    layers: &Layers,
+    around: &Surroundings,
+    flag: Option<String>,
+) -> Result<LogFormat, Failure> {
+    let Some(given) = layers.get("log", flag)? else {
+        return Ok(if around.terminal {
+            LogFormat::Text
+        } else {
+            LogFormat::Json
+        });
+    };
+    match given.value.as_str() {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        _ => Err(given.wrong("is neither text nor json", "write text or json")),
+    }
+}
+
+/// Settings that design and file format know, of which this build honours one value only.
+fn refuse_not_built(layers: &Layers, args: &cli::RunCli) -> Result<(), Failure> {
+    let one_value = [
+        ("on_poison", &args.on_poison, "halt", &["park"][..]),
+        ("on_gap", &args.on_gap, "halt", &["heal", "skip"][..]),
+        ("retention", &args.retention, "off", &[][..]),
+        ("http", &args.http, "off", &[][..]),
+    ];
+    for (key, flag, accepted, later) in one_value {
+        let Some(given) = layers.get(key, flag.clone())? else {
+            continue;
+        };
+        // Of a policy the words are known; a duration or an address is whatever it is.
+        let known = later.is_empty() || later.contains(&given.value.as_str());
+        if given.value == accepted {
+            continue;
+        } else if known {
+            return Err(given.wrong("is not built yet", &format!("today only {accepted} is")));
+        }
+        return Err(given.wrong("is no such policy", &format!("write {accepted}")));
+    }
+    if let Some(given) = layers.get("topic_grace", args.topic_grace.clone())? {
+        return Err(given.wrong(
+            "is not built yet",
+            "leave it out: today an absent topic is waited for without an end",
+        ));
+    }
+    Ok(())
+}
+
+fn duration_or(given: Option<Given>, default: Duration) -> Result<Duration, Failure> {
+    given.map_or(Ok(default), |given| values::duration(&given))
+}
+
+impl TableName {
+    /// Quoted, ready to be put into a statement.
+    #[must_use]
+    pub fn sql(&self) -> String {
+        let quote = |part: &str| format!("\"{}\"", part.replace('"', "\"\""));
+        format!("{}.{}", quote(&self.schema), quote(&self.name))
+    }
+}
+
+/// As a person would write it: quoted only where it has to be.
+impl fmt::Display for TableName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let part = |f: &mut fmt::Formatter<'_>, part: &str| {
+            if values::is_plain_identifier(part) {
+                f.write_str(part)
+            } else {
+                write!(f, "\"{}\"", part.replace('"', "\"\""))
+            }
+        };
+        part(f, &self.schema)?;
+        f.write_str(".")?;
+        part(f, &self.name)
+    }
+}
+
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Database")
+            .field("host", &self.host)
+            .field("port", &self.port)
+            .field("user", &self.user)
+            .field("password", &self.password.as_ref().map(|_| "***"))
+            .field("dbname", &self.dbname)
+            .field("sslmode", &self.sslmode)
+            .field("sslrootcert", &self.sslrootcert)
+            .field("application_name", &self.application_name)
+            .field("connect_timeout", &self.connect_timeout)
+            .finish()
+    }
+}
+
+/// Names of properties only: among the values is `sasl.password`.
+impl fmt::Debug for Kafka {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.properties.iter().map(|(k, _)| k.as_str()).collect();
+        f.debug_struct("Kafka")
+            .field("brokers", &self.brokers)
+            .field("properties", &names)
+            .field("create_topics", &self.create_topics)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,57 @@
-fn main() {}
+use std::panic::{self, AssertUnwindSafe};
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use walrelay::cli::Cli;
+use walrelay::config::{Config, Surroundings, Task};
+use walrelay::error::{Exit, Failure};
+use walrelay::telemetry;
+
+fn main() -> ExitCode {
+    panic::set_hook(Box::new(telemetry::report_panic));
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // --help and --version come this way too, with exit code 0.
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(Exit::Usage as u8));
+        }
+    };
+    let exit = match panic::catch_unwind(AssertUnwindSafe(|| start(cli))) {
+        Ok(Ok(())) => Exit::Clean,
+        Ok(Err(failure)) => {
+            telemetry::say(&failure.to_string());
+            failure.exit
+        }
+        // The hook has said what happened.
+        Err(_) => Exit::Unexpected,
+    };
+    ExitCode::from(exit as u8)
+}
+
+fn start(cli: Cli) -> Result<(), Failure> {
+    let config = Config::resolve(cli.command, &Surroundings::of_process())?;
+    telemetry::init(config.log)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| {
+            Failure::new(
+                Exit::Unexpected,
+                format!("cannot start: {error}"),
+                "raise this process's limits (ulimit -n)",
+            )
+        })?;
+    runtime.block_on(dispatch(config.task))
+}
+
+async fn dispatch(task: Task) -> Result<(), Failure> {
+    match task {
+        Task::Init(_) | Task::Run(_) | Task::Demo(_) => Err(Failure::new(
+            Exit::Unexpected,
+            "this command is not linked in yet",
+            "build a newer walrelay",
+        )),
+    }
+}

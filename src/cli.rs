@@ -1,0 +1,178 @@
+//! What can be typed: one struct a subcommand, no logic. Every setting stays text here; `config`
+//! lays it over the environment and the file, and parses it.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Relays a Postgres transactional outbox to Kafka through a logical replication slot.
+#[derive(Debug, Parser)]
+#[command(
+    name = "walrelay",
+    version,
+    propagate_version = true,
+    after_help = "A setting is a flag, else an environment variable (--topic: WALRELAY_TOPIC), else a key\n\
+                  in the file that --config names (topic), else its default."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Init(InitCli),
+    Run(RunCli),
+    Demo(DemoCli),
+    #[command(hide = true, disable_help_flag = true)]
+    Check(NotBuilt),
+    #[command(hide = true, disable_help_flag = true)]
+    Status(NotBuilt),
+    #[command(hide = true, disable_help_flag = true)]
+    Prune(NotBuilt),
+    #[command(hide = true, disable_help_flag = true)]
+    DeadLetters(NotBuilt),
+    #[command(hide = true, disable_help_flag = true)]
+    Replay(NotBuilt),
+    #[command(hide = true, disable_help_flag = true)]
+    Poll(NotBuilt),
+    #[command(hide = true, disable_help_flag = true)]
+    Drain(NotBuilt),
+    #[command(hide = true, disable_help_flag = true)]
+    Drop(NotBuilt),
+}
+
+/// A subcommand that has its name but not its work yet.
+#[derive(Debug, Args)]
+pub struct NotBuilt {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    pub rest: Vec<OsString>,
+}
+
+/// Where settings come from, and how to log: every subcommand takes these.
+#[derive(Debug, Default, Args)]
+pub struct CommonCli {
+    /// TOML file with settings
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// `text` or `json` [default: text on a terminal, else json]; RUST_LOG filters
+    #[arg(long, value_name = "FORMAT")]
+    pub log: Option<String>,
+}
+
+#[derive(Debug, Default, Args)]
+pub struct SourceCli {
+    /// Postgres, as a libpq URL or keyword string [default: the PG* variables]. Leave the password
+    /// to PGPASSWORD or WALRELAY_DATABASE_URL: a command line can be read by others
+    #[arg(long, value_name = "URL")]
+    pub database_url: Option<String>,
+    /// Outbox table, quoted as in SQL: "Sales"."Out box" [default: public.outbox]
+    #[arg(long, value_name = "NAME")]
+    pub table: Option<String>,
+    /// Replication slot [default: walrelay]
+    #[arg(long, value_name = "NAME")]
+    pub slot: Option<String>,
+    /// Publication, quoted as in SQL [default: walrelay]
+    #[arg(long, value_name = "NAME")]
+    pub publication: Option<String>,
+}
+
+/// Make the tables, the publication and the slot; a second time changes nothing
+#[derive(Debug, Default, Args)]
+pub struct InitCli {
+    #[command(flatten)]
+    pub source: SourceCli,
+    /// Print the SQL that would run, and change nothing
+    #[arg(long)]
+    pub print_sql: bool,
+    /// What to do with the rows that the table holds already
+    #[arg(long, value_enum, value_name = "CHOICE")]
+    pub existing: Option<ExistingCli>,
+    /// How long to wait for other transactions [default: 10s]
+    #[arg(long, value_name = "DURATION")]
+    pub lock_timeout: Option<String>,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub common: CommonCli,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExistingCli {
+    /// Leave them alone, for ever
+    Leave,
+    /// Publish them (not built yet)
+    Publish,
+}
+
+/// Relay committed outbox rows to Kafka until SIGTERM
+#[derive(Debug, Default, Args)]
+pub struct RunCli {
+    #[command(flatten)]
+    pub source: SourceCli,
+    /// Kafka, as host:port,… (required); `mock` is the built-in demo broker
+    #[arg(long, value_name = "LIST")]
+    pub brokers: Option<String>,
+    /// Any librdkafka property (TLS, SASL, …); may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub kafka: Vec<String>,
+    /// Topic, a template over columns [default: outbox.event.{aggregate_type}]
+    #[arg(long, value_name = "TEMPLATE")]
+    pub topic: Option<String>,
+    /// Record header from a column; may be repeated
+    #[arg(long, value_name = "NAME=COLUMN")]
+    pub header: Vec<String>,
+    /// Make absent topics, with so many partitions and replicas [default: off]
+    #[arg(long, value_name = "P[:R]")]
+    pub create_topics: Option<String>,
+    /// Not built yet
+    #[arg(long, value_name = "DURATION", hide = true)]
+    pub topic_grace: Option<String>,
+    /// What to do with an event that Kafka will never take [default: halt]
+    #[arg(long, value_name = "POLICY")]
+    pub on_poison: Option<String>,
+    /// What to do where the stream may have skipped rows [default: halt]
+    #[arg(long, value_name = "POLICY")]
+    pub on_gap: Option<String>,
+    /// How long to keep streamed rows [default: off]
+    #[arg(long, value_name = "DURATION")]
+    pub retention: Option<String>,
+    /// Address of metrics and health [default: off]
+    #[arg(long, value_name = "ADDRESS")]
+    pub http: Option<String>,
+    /// Close the replication connection when Kafka is silent for longer [default: 20s]
+    #[arg(long, value_name = "DURATION")]
+    pub stall_timeout: Option<String>,
+    /// How long SIGTERM waits for deliveries [default: 30s]
+    #[arg(long, value_name = "DURATION")]
+    pub shutdown_timeout: Option<String>,
+    /// Bound on what is given to Kafka and not yet delivered, 1MiB to 64MiB [default: 64MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub in_flight_bytes: Option<String>,
+    #[command(flatten)]
+    pub common: CommonCli,
+}
+
+/// Show it all on a throw-away Postgres and a simulated broker
+#[derive(Debug, Default, Args)]
+pub struct DemoCli {
+    /// End after so many seconds
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub seconds: Option<u64>,
+    /// End after so many events
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub events: Option<u64>,
+    /// Payments a second
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub rate: Option<u32>,
+    /// A real Kafka, as host:port,… [default: the built-in mock broker]
+    #[arg(long, value_name = "LIST")]
+    pub brokers: Option<String>,
+    /// Directory of initdb, pg_ctl and postgres [default: PATH, then the usual places]
+    #[arg(long, value_name = "DIR")]
+    pub pg_bin: Option<PathBuf>,
+    #[command(flatten)]
+    pub common: CommonCli,
+}

@@ -1,0 +1,729 @@
+use clap::{CommandFactory, Parser};
+
+use super::*;
+use crate::cli::Cli;
+use crate::error::Exit;
+
+fn around(env: &[(&str, &str)]) -> Surroundings {
+    Surroundings {
+        env: env
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect(),
+        os_user: Some("ops".to_owned()),
+        socket_dir: Some("/var/run/postgresql".to_owned()),
+        terminal: false,
+    }
+}
+
+fn resolve_in(around: &Surroundings, args: &[&str]) -> Result<Config, Failure> {
+    let cli = Cli::try_parse_from([&["walrelay"], args].concat()).expect("clap takes the flags");
+    Config::resolve(cli.command, around)
+}
+
+fn run_in(around: &Surroundings, args: &[&str]) -> Result<RunConfig, Failure> {
+    let args = [&["run", "--brokers", "kafka:9092"], args].concat();
+    match resolve_in(around, &args)?.task {
+        Task::Run(config) => Ok(*config),
+        task @ (Task::Init(_) | Task::Demo(_)) => panic!("not a run: {task:?}"),
+    }
+}
+
+fn run(args: &[&str]) -> RunConfig {
+    run_in(&around(&[]), args).expect("the settings are right")
+}
+
+#[track_caller]
+fn refused(args: &[&str], words: &[&str]) -> String {
+    refused_in(&around(&[]), args, words)
+}
+
+#[track_caller]
+fn refused_in(around: &Surroundings, args: &[&str], words: &[&str]) -> String {
+    let failure = run_in(around, args).expect_err("the settings are wrong");
+    assert_eq!(failure.exit, Exit::Usage);
+    let text = failure.to_string();
+    for word in words {
+        assert!(text.contains(word), "{word:?} is missing in: {text}");
+    }
+    text
+}
+
+fn database(url: &str) -> Database {
+    run(&["--database-url", url]).source.database
+}
+
+#[track_caller]
+fn url_refused(url: &str, words: &[&str]) -> String {
+    refused(&["--database-url", url], words)
+}
+
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    std::fs::write(file.path(), text).expect("it can be written");
+    file
+}
+
+fn path(file: &tempfile::NamedTempFile) -> &str {
+    file.path().to_str().expect("its path is UTF-8")
+}
+
+#[test]
+fn the_flags_are_well_formed() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn defaults() {
+    let config = run(&[]);
+    assert_eq!(config.source.table.to_string(), "public.outbox");
+    assert_eq!(config.source.slot, "walrelay");
+    assert_eq!(config.source.publication, "walrelay");
+    assert_eq!(config.topic, "outbox.event.{aggregate_type}");
+    assert_eq!(config.stall_timeout, Duration::from_secs(20));
+    assert_eq!(config.shutdown_timeout, Duration::from_secs(30));
+    assert_eq!(config.in_flight_bytes, 64 << 20);
+    assert_eq!(config.kafka.create_topics, None);
+    assert_eq!(
+        config.source.database,
+        Database {
+            host: "/var/run/postgresql".to_owned(),
+            port: 5432,
+            user: "ops".to_owned(),
+            password: None,
+            dbname: "ops".to_owned(),
+            sslmode: SslMode::Disable,
+            sslrootcert: None,
+            application_name: "walrelay".to_owned(),
+            connect_timeout: Duration::from_secs(10),
+        }
+    );
+}
+
+// ---- precedence, the file
+
+#[test]
+fn a_flag_beats_the_environment_beats_the_file_beats_the_default() {
+    let file = file("topic = \"file\"\nslot = \"file\"\npublication = \"file\"");
+    let env = around(&[
+        ("WALRELAY_TOPIC", "env"),
+        ("WALRELAY_SLOT", "env"),
+        ("WALRELAY_CONFIG", path(&file)),
+    ]);
+    let config = run_in(&env, &["--topic", "flag"]).expect("right");
+    assert_eq!(config.topic, "flag");
+    assert_eq!(config.source.slot, "env");
+    assert_eq!(config.source.publication, "file");
+    assert_eq!(config.source.table.to_string(), "public.outbox");
+}
+
+#[test]
+fn pairs_are_merged_by_name() {
+    let file = file(
+        "[kafka]\nsecurity.protocol = \"SSL\"\n\"linger.ms\" = 5\nenable.x = true\n\
+         [headers]\ntenant = \"tenant_id\"",
+    );
+    let env = around(&[("WALRELAY_KAFKA", "linger.ms=6\nsasl.password=a=b c\n")]);
+    let args = [
+        "--config",
+        path(&file),
+        "--kafka",
+        "linger.ms=7",
+        "--header",
+        "trace=trace_id",
+    ];
+    let config = run_in(&env, &args).expect("right");
+    let mut properties = config.kafka.properties;
+    properties.sort();
+    let expected = [
+        ("enable.x", "true"),
+        ("linger.ms", "7"),
+        ("sasl.password", "a=b c"),
+        ("security.protocol", "SSL"),
+    ];
+    assert_eq!(
+        properties,
+        expected.map(|(k, v)| (k.to_owned(), v.to_owned()))
+    );
+    let headers = [("tenant", "tenant_id"), ("trace", "trace_id")];
+    assert_eq!(
+        config.headers,
+        headers.map(|(k, v)| (k.to_owned(), v.to_owned()))
+    );
+}
+
+#[test]
+fn a_malformed_pair_is_refused_without_showing_it() {
+    let text = refused(&["--kafka", "hunter2"], &["--kafka NAME=VALUE"]);
+    assert!(!text.contains("hunter2"));
+    refused(&["--kafka", "a=1", "--kafka", "a=2"], &["a is given twice"]);
+    refused(&["--header", "=x"], &["--header"]);
+}
+
+#[test]
+fn the_headers_of_the_contract_cannot_be_mapped() {
+    for name in ["event_id", "event_type", "aggregate_type"] {
+        refused(
+            &["--header", &format!("{name}=x")],
+            &[name, "cannot be mapped"],
+        );
+    }
+}
+
+#[test]
+fn an_unknown_key_is_named_with_the_nearest_one_and_the_file() {
+    let file = file("brokres = \"x\"");
+    let words = ["unknown key brokres", "did you mean brokers?", path(&file)];
+    refused(&["--config", path(&file)], &words);
+    let file = self::file("zzz = 1");
+    refused(
+        &["--config", path(&file)],
+        &["unknown key zzz", "the keys are"],
+    );
+}
+
+#[test]
+fn a_key_may_be_spelled_like_its_flag_but_not_twice() {
+    let kebab = file("stall-timeout = \"7s\"");
+    let config = run(&["--config", path(&kebab)]);
+    assert_eq!(config.stall_timeout, Duration::from_secs(7));
+    let both = file("stall-timeout = \"7s\"\nstall_timeout = \"8s\"");
+    refused(
+        &["--config", path(&both)],
+        &["stall_timeout is given twice"],
+    );
+}
+
+#[test]
+fn a_wrong_type_is_named_with_file_and_key() {
+    let array = file("topic = [\"a\"]");
+    refused(
+        &["--config", path(&array)],
+        &["topic is an array, not text", path(&array)],
+    );
+    let text = file("kafka = \"a=b\"");
+    refused(
+        &["--config", path(&text)],
+        &["kafka is a string, not a table", "[kafka]"],
+    );
+    let inner = file("[kafka]\nx.y = [1]");
+    refused(&["--config", path(&inner)], &["kafka.x.y is an array"]);
+    let number = file("stall_timeout = 20");
+    refused(
+        &["--config", path(&number)],
+        &["stall_timeout in", "no unit", "write 20s"],
+    );
+}
+
+#[test]
+fn a_file_that_is_not_toml_is_named_with_the_line() {
+    let bad = file("topic = \"a\"\nslot = walrelay\n");
+    refused(
+        &["--config", path(&bad)],
+        &[&format!("{}:2", path(&bad)), "not TOML"],
+    );
+    refused(
+        &["--config", "/nowhere/x.toml"],
+        &["cannot read /nowhere/x.toml"],
+    );
+}
+
+#[test]
+fn an_empty_value_is_refused_wherever_it_stands() {
+    refused(&["--topic", ""], &["--topic is empty"]);
+    let env = around(&[("WALRELAY_TOPIC", " ")]);
+    refused_in(&env, &[], &["WALRELAY_TOPIC is empty"]);
+    let empty = file("topic = \"\"");
+    refused(&["--config", path(&empty)], &["topic in", "is empty"]);
+}
+
+// ---- what is not built yet
+
+#[test]
+fn what_is_not_built_is_refused_by_name() {
+    let refusals = [
+        (["--on-poison", "park"], "today only halt is"),
+        (["--on-gap", "heal"], "today only halt is"),
+        (["--on-gap", "skip"], "today only halt is"),
+        (["--retention", "7d"], "today only off is"),
+        (["--http", "127.0.0.1:9187"], "today only off is"),
+        (["--topic-grace", "5m"], "leave it out"),
+    ];
+    for (args, remedy) in refusals {
+        refused(&args, &[args[0], "not built yet", remedy]);
+    }
+    refused(&["--on-poison", "prak"], &["no such policy", "write halt"]);
+    let env = around(&[("WALRELAY_HTTP", ":9187")]);
+    refused_in(&env, &[], &["WALRELAY_HTTP", "not built yet"]);
+    run(&[
+        "--on-poison",
+        "halt",
+        "--on-gap",
+        "halt",
+        "--retention",
+        "off",
+        "--http",
+        "off",
+    ]);
+}
+
+#[test]
+fn subcommands_to_come_are_recognised_and_refused() {
+    for name in [
+        "check",
+        "status",
+        "prune",
+        "dead-letters",
+        "replay",
+        "poll",
+        "drain",
+        "drop",
+    ] {
+        let failure =
+            resolve_in(&around(&[]), &[name, "list", "--json", "--help"]).expect_err("not built");
+        assert_eq!(failure.exit, Exit::Usage);
+        assert!(failure.to_string().contains("not built yet"), "{failure}");
+        let help = Cli::command().render_long_help().to_string();
+        assert!(
+            !help.contains(&format!("\n  {name}")),
+            "{name} is in: {help}"
+        );
+    }
+}
+
+#[test]
+fn run_needs_brokers() {
+    let failure = resolve_in(&around(&[]), &["run"]).expect_err("no brokers");
+    assert_eq!(failure.exit, Exit::Usage);
+    assert!(failure.to_string().contains("--brokers"), "{failure}");
+}
+
+#[test]
+fn an_unknown_flag_is_a_usage_error_with_the_nearest_one() {
+    let error = Cli::try_parse_from(["walrelay", "run", "--tpoic", "x"]).expect_err("unknown");
+    assert_eq!(error.exit_code(), 2);
+    assert!(error.to_string().contains("--topic"), "{error}");
+}
+
+#[test]
+fn the_demo_does_not_read_where_the_real_ones_are() {
+    let env = around(&[("WALRELAY_BROKERS", "prod:9092")]);
+    let config = resolve_in(&env, &["demo", "--seconds", "8"]).expect("right");
+    let Task::Demo(demo) = config.task else {
+        panic!("not a demo");
+    };
+    assert_eq!(demo.brokers, None);
+    assert_eq!(demo.seconds, Some(Duration::from_secs(8)));
+}
+
+#[test]
+fn init_takes_its_own_flags() {
+    let args = [
+        "init",
+        "--print-sql",
+        "--existing",
+        "leave",
+        "--lock-timeout",
+        "3s",
+        "--json",
+    ];
+    let Task::Init(init) = resolve_in(&around(&[]), &args).expect("right").task else {
+        panic!("not an init");
+    };
+    assert!(init.print_sql && init.json);
+    assert_eq!(init.existing, Some(Existing::Leave));
+    assert_eq!(init.lock_timeout, Duration::from_secs(3));
+}
+
+#[test]
+fn logs_are_text_on_a_terminal_and_json_elsewhere() {
+    let mut around = around(&[]);
+    let format = |around: &Surroundings, args: &[&str]| {
+        resolve_in(around, &[&["init"], args].concat()).map(|config| config.log)
+    };
+    assert_eq!(format(&around, &[]), Ok(LogFormat::Json));
+    around.terminal = true;
+    assert_eq!(format(&around, &[]), Ok(LogFormat::Text));
+    assert_eq!(format(&around, &["--log", "json"]), Ok(LogFormat::Json));
+    assert!(format(&around, &["--log", "xml"]).is_err());
+}
+
+// ---- durations, sizes, counts, templates
+
+#[test]
+fn durations_have_a_unit_and_a_range() {
+    let config = run(&["--stall-timeout", "1m 30s"]);
+    assert_eq!(config.stall_timeout, Duration::from_secs(90));
+    refused(&["--stall-timeout", "10"], &["no unit", "write 10s"]);
+    refused(&["--stall-timeout", "0"], &["no unit"]);
+    refused(&["--stall-timeout", "10 parsecs"], &["no duration"]);
+    refused(&["--stall-timeout", "1ms"], &["out of range"]);
+    refused(&["--shutdown-timeout", "99d"], &["out of range"]);
+}
+
+#[test]
+fn sizes_have_a_unit_and_a_range() {
+    let sizes = [
+        ("64MiB", 64 << 20),
+        ("2 MB", 2_000_000),
+        ("1024kib", 1 << 20),
+        ("1048576B", 1 << 20),
+    ];
+    for (text, bytes) in sizes {
+        assert_eq!(run(&["--in-flight-bytes", text]).in_flight_bytes, bytes);
+    }
+    refused(&["--in-flight-bytes", "64"], &["no unit", "write 64MiB"]);
+    for text in ["64M", "MiB", "1.5MiB", "-1MiB"] {
+        refused(
+            &["--in-flight-bytes=", text]
+                .concat()
+                .split(' ')
+                .collect::<Vec<_>>(),
+            &["no size"],
+        );
+    }
+    for text in ["65MiB", "1023KiB", "99999999999999GiB"] {
+        refused(
+            &["--in-flight-bytes", text],
+            &["out of range", "1MiB to 64MiB"],
+        );
+    }
+}
+
+#[test]
+fn topics_to_create_are_p_or_p_and_r() {
+    let create = |text: &str| run(&["--create-topics", text]).kafka.create_topics;
+    let made = |partitions, replication| {
+        Some(CreateTopics {
+            partitions,
+            replication,
+        })
+    };
+    assert_eq!(create("12"), made(12, None));
+    assert_eq!(create("12:3"), made(12, Some(3)));
+    assert_eq!(create("off"), None);
+    for text in ["0", "x", "1:0", "1:", "1:2:3"] {
+        refused(&["--create-topics", text], &["not P or P:R"]);
+    }
+}
+
+#[test]
+fn braces_of_a_topic_have_partners() {
+    assert_eq!(run(&["--topic", "a.{b}{c}"]).topic, "a.{b}{c}");
+    for text in ["a.{b", "a.b}", "a.{}", "{a{b}}"] {
+        refused(&["--topic", text], &["brace"]);
+    }
+}
+
+// ---- names (case C10)
+
+#[test]
+fn names_are_quoted_and_folded_as_in_sql() {
+    let table = |text: &str| {
+        let table = run(&["--table", text]).source.table;
+        (table.schema, table.name)
+    };
+    let name = |schema: &str, name: &str| (schema.to_owned(), name.to_owned());
+    assert_eq!(table("Outbox"), name("public", "outbox"));
+    assert_eq!(table("Sales.Out_Box1"), name("sales", "out_box1"));
+    assert_eq!(table("\"Sales\".\"Out box\""), name("Sales", "Out box"));
+    assert_eq!(table("\"a.b\".\"Out Box\""), name("a.b", "Out Box"));
+    assert_eq!(table("\"a\"\"b\""), name("public", "a\"b"));
+    for text in [
+        "a.b.c", "a b", "\"a", "\"\"", "a.", ".a", "\"a\"b", "1a", "a-b",
+    ] {
+        refused(&["--table", text], &["--table"]);
+    }
+    refused(&["--table", &"x".repeat(64)], &["longer than 63"]);
+    assert_eq!(
+        run(&["--publication", "\"MyPub\""]).source.publication,
+        "MyPub"
+    );
+    assert_eq!(run(&["--publication", "MyPub"]).source.publication, "mypub");
+    refused(&["--publication", "a.b"], &["more than one name"]);
+}
+
+#[test]
+fn a_table_is_shown_as_it_would_be_typed() {
+    let table = run(&["--table", "sales.\"Out \"\"box\""]).source.table;
+    assert_eq!(table.to_string(), "sales.\"Out \"\"box\"");
+    assert_eq!(table.sql(), "\"sales\".\"Out \"\"box\"");
+}
+
+#[test]
+fn a_slot_has_a_slots_name() {
+    assert_eq!(run(&["--slot", "a_1"]).source.slot, "a_1");
+    for name in ["My-Slot", "MySlot", "é", &"x".repeat(64)] {
+        let words = ["lower-case letters, digits and underscores, at most 63"];
+        refused(&["--slot", name], &words);
+    }
+}
+
+// ---- connection strings
+
+#[test]
+fn a_url_with_everything() {
+    let database = database(
+        "postgresql://u%40x:p%40ss@db.example:6432/App-DB?sslmode=verify-full\
+         &sslrootcert=%2Fca.pem&application_name=r&connect_timeout=7",
+    );
+    assert_eq!(
+        database,
+        Database {
+            host: "db.example".to_owned(),
+            port: 6432,
+            user: "u@x".to_owned(),
+            password: Some("p@ss".to_owned()),
+            dbname: "App-DB".to_owned(),
+            sslmode: SslMode::VerifyFull,
+            sslrootcert: Some(PathBuf::from("/ca.pem")),
+            application_name: "r".to_owned(),
+            connect_timeout: Duration::from_secs(7),
+        }
+    );
+}
+
+/// Case C09.
+#[test]
+fn sockets_and_ipv6() {
+    let place = |url: &str| {
+        let database = database(url);
+        (database.host, database.port, database.user, database.dbname)
+    };
+    let expected =
+        |host: &str, user: &str| (host.to_owned(), 5432, user.to_owned(), "app".to_owned());
+    let socket = expected("/var/run/postgresql", "u");
+    assert_eq!(
+        place("postgresql://u@%2Fvar%2Frun%2Fpostgresql:5432/app"),
+        socket
+    );
+    assert_eq!(
+        place("postgresql:///app?host=/var/run/postgresql&user=u"),
+        socket
+    );
+    assert_eq!(place("host=/var/run/postgresql user=u dbname=app"), socket);
+    assert_eq!(place("postgres://u@[::1]:5432/app"), expected("::1", "u"));
+    assert_eq!(
+        place("postgres://[fe80::1]/app"),
+        expected("fe80::1", "ops")
+    );
+    assert_eq!(
+        place("postgres:///app"),
+        expected("/var/run/postgresql", "ops")
+    );
+    assert_eq!(place("postgres://h/App-DB").3, "App-DB");
+    assert_eq!(place("postgres://u@h").3, "u");
+}
+
+#[test]
+fn without_a_socket_directory_the_host_is_localhost() {
+    let mut around = around(&[]);
+    around.socket_dir = None;
+    let config = run_in(&around, &[]).expect("right");
+    assert_eq!(config.source.database.host, "localhost");
+    assert_eq!(config.source.database.sslmode, SslMode::Prefer);
+}
+
+const PASSWORD: &str = "p@ss:w/rd#1%?é ";
+
+/// Case C06.
+#[test]
+fn a_hard_password_arrives_whole() {
+    let password = |config: RunConfig| config.source.database.password;
+    let expected = Some(PASSWORD.to_owned());
+    let url = "postgresql://u:p%40ss%3Aw%2Frd%231%25%3F%C3%A9%20@h/app";
+    assert_eq!(password(run(&["--database-url", url])), expected);
+    let words = format!("host=h password='{PASSWORD}' dbname=app");
+    assert_eq!(password(run(&["--database-url", &words])), expected);
+    let env = around(&[("PGPASSWORD", PASSWORD)]);
+    assert_eq!(password(run_in(&env, &[]).expect("right")), expected);
+}
+
+/// Case C06.
+#[test]
+fn a_password_pasted_raw_is_refused_and_masked() {
+    let url = format!("postgresql://u:{PASSWORD}@h/app");
+    let text = url_refused(
+        &url,
+        &["percent-encode @ : / # % ? in the password", "u:***"],
+    );
+    assert!(!text.contains("ss:w") && !text.contains("rd#1"), "{text}");
+    for raw in [
+        "se@cret",
+        "se/cret",
+        "se#cret",
+        "se%cret",
+        "se?cret",
+        "12/cret",
+        "12?cret",
+        "%zzcret",
+        "cret%",
+        "12?password=cret",
+        "12?a=cret",
+        "12?pass",
+        "p?host=cret",
+        "12/a?host=cret",
+    ] {
+        let text = url_refused(
+            &format!("postgresql://u:{raw}@db/app"),
+            &["percent-encode @ : / # % ? in the password", "***"],
+        );
+        assert!(
+            !text.contains("cret") && !text.contains("12"),
+            "{raw}: {text}"
+        );
+    }
+}
+
+#[test]
+fn a_mask_covers_every_place_of_a_password() {
+    for url in [
+        "postgres://h:5432/a?user=u&password=p@secret&x#",
+        "postgres://h/a?password=secret#",
+        "postgres://h/a?p%61ssword=secret#",
+        "postgres://user:secret/a",
+        "postgres://h:5432/a?password=secret",
+        "postgres://u:pw@h:x/a?password=secret",
+        "postgres://u:secret@h:x/a?user=x@y",
+    ] {
+        if let Err(failure) = run_in(&around(&[]), &["--database-url", url]) {
+            assert!(!failure.to_string().contains("secret"), "{failure}");
+        }
+    }
+    let text = url_refused("postgres://u:pw@h:x/a", &["postgres://u:***@h:x/a"]);
+    assert!(!text.contains("pw"), "{text}");
+}
+
+#[test]
+fn debug_masks_the_passwords() {
+    let args = [
+        "--database-url",
+        "postgres://u:secret@h/a",
+        "--kafka",
+        "sasl.password=secret",
+    ];
+    let text = format!("{:?}", run(&args));
+    assert!(!text.contains("secret"), "{text}");
+    assert!(text.contains("sasl.password"), "{text}");
+}
+
+#[test]
+fn keyword_strings_have_quotes_and_backslashes() {
+    let database = database(r"  host = 'a b' user=it\'s password='x\'y\\z' dbname='' port=6000 ");
+    assert_eq!(database.host, "a b");
+    assert_eq!(database.user, "it's");
+    assert_eq!(database.password.as_deref(), Some(r"x'y\z"));
+    assert_eq!(database.dbname, "it's");
+    assert_eq!(database.port, 6000);
+    for bad in [
+        "app",
+        "host=h password='secret",
+        "host=h secret",
+        "user",
+        r"host=a\",
+    ] {
+        let text = url_refused(bad, &["--database-url", "write postgresql://"]);
+        assert!(!text.contains("secret"), "{text}");
+    }
+    let text = url_refused("host=h password=two secret=x", &["libpq"]);
+    assert!(!text.contains("two"), "{text}");
+}
+
+#[test]
+fn pg_variables_stand_beneath_the_string() {
+    let env = around(&[
+        ("PGHOST", "envhost"),
+        ("PGPORT", "6000"),
+        ("PGUSER", "envuser"),
+        ("PGPASSWORD", "envpass"),
+        ("PGDATABASE", "envdb"),
+        ("PGSSLMODE", "require"),
+        ("PGAPPNAME", "envapp"),
+        ("PGCONNECT_TIMEOUT", "1"),
+    ]);
+    let database = run_in(&env, &[]).expect("right").source.database;
+    assert_eq!(database.host, "envhost");
+    assert_eq!(database.port, 6000);
+    assert_eq!(database.user, "envuser");
+    assert_eq!(database.password.as_deref(), Some("envpass"));
+    assert_eq!(database.dbname, "envdb");
+    assert_eq!(database.sslmode, SslMode::Require);
+    assert_eq!(database.application_name, "envapp");
+    assert_eq!(database.connect_timeout, Duration::from_secs(2));
+    let args = ["--database-url", "postgres://u@h/a?sslmode=disable"];
+    let database = run_in(&env, &args).expect("right").source.database;
+    assert_eq!((database.host.as_str(), database.port), ("h", 6000));
+    assert_eq!(database.user, "u");
+    assert_eq!(database.sslmode, SslMode::Disable);
+    let empty = around(&[("PGHOST", ""), ("PGPORT", "")]);
+    let database = run_in(&empty, &[]).expect("right").source.database;
+    assert_eq!(database.port, 5432);
+}
+
+#[test]
+fn words_of_libpq_that_come_later_are_refused_by_name() {
+    for word in [
+        "passfile",
+        "options",
+        "sslcert",
+        "target_session_attrs",
+        "service",
+        "hostaddr",
+    ] {
+        url_refused(&format!("host=h {word}=x"), &[word, "not built yet"]);
+        url_refused(
+            &format!("postgres://h/a?{word}=x"),
+            &[word, "not built yet"],
+        );
+    }
+    for mode in ["allow", "verify-ca"] {
+        url_refused(&format!("host=h sslmode={mode}"), &[mode, "not built yet"]);
+    }
+    for several in [
+        "postgres://a,b/x",
+        "postgres://a:1,b:2/x",
+        "host=a,b",
+        "host=a port=1,2",
+    ] {
+        url_refused(several, &["several", "not built yet"]);
+    }
+    let env = around(&[("PGPASSFILE", "/x")]);
+    refused_in(&env, &[], &["PGPASSFILE", "not built yet"]);
+    let env = around(&[("PGSSLMODE", "allow")]);
+    refused_in(
+        &env,
+        &["--database-url", "host=h"],
+        &["PGSSLMODE", "not built yet"],
+    );
+}
+
+#[test]
+fn tls_words_must_agree() {
+    url_refused("host=h sslmode=verify-full", &["sslrootcert=FILE"]);
+    url_refused(
+        "host=h sslmode=verify-full sslrootcert=system",
+        &["not built yet"],
+    );
+    url_refused("host=h sslmode=require sslrootcert=/ca", &["verify-full"]);
+    url_refused("host=h sslmode=required", &["no sslmode"]);
+    assert_eq!(
+        database("postgres://h/a?ssl=true").sslmode,
+        SslMode::Require
+    );
+    // libpq leaves TLS out on a socket.
+    let socket = database("host=/tmp sslmode=verify-full");
+    assert_eq!(socket.sslmode, SslMode::Disable);
+}
+
+#[test]
+fn bad_words_of_a_connection_string_are_named() {
+    url_refused("host=h prot=1", &["unknown key prot", "did you mean port?"]);
+    url_refused("host=h port=0", &["no port"]);
+    url_refused("postgres://h:99999/a", &["port"]);
+    url_refused("postgres://::1/a", &["brackets"]);
+    url_refused("postgres://h/a/b", &["/"]);
+    url_refused("postgres://h/a\n", &["white space"]);
+    url_refused("host=h connect_timeout=0", &["connect_timeout"]);
+    url_refused("jdbc:postgresql://h/a", &["not Postgres's scheme"]);
+    url_refused("mysql://u:secret@h/a", &["not Postgres's scheme"]);
+}

@@ -267,7 +267,7 @@ fn known_key(name: &str, given: &Given) -> Result<&'static str, Failure> {
         .into_iter()
         .map(|(key, _)| (strsim::jaro_winkler(key, name), key))
         .max_by(|a, b| a.0.total_cmp(&b.0))
-        .filter(|(likeness, _)| *likeness > 0.7);
+        .filter(|(likeness, _)| *likeness > 0.85);
     match nearest {
         Some((_, key)) => Err(Failure::usage(
             format!("{}: unknown key {name}", given.origin),
@@ -348,6 +348,10 @@ fn url(given: &Given, rest: &str) -> Result<Words, Failure> {
     };
     if before_query.matches('@').count() > 1 {
         return Err(refuse("more than one @ in the URL"));
+    }
+    // The first @ behind the ? would be the one before the host, and the ? in the password.
+    if !before_query.contains('@') && query.is_some_and(|query| query.contains('@')) {
+        return Err(refuse("a ? before the @ in the URL"));
     }
     let (authority, path) = match before_query.split_once('/') {
         Some((authority, path)) => (authority, Some(path)),

@@ -23,7 +23,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Init(InitCli),
-    Run(RunCli),
+    Run(Box<RunCli>),
     Demo(DemoCli),
     #[command(hide = true, disable_help_flag = true)]
     Check(NotBuilt),

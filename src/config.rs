@@ -173,7 +173,7 @@ impl Config {
                 let layers = Layers::read(around, args.common.config.as_deref())?;
                 Ok(Config {
                     log: log_format(&layers, around, args.common.log.clone())?,
-                    task: Task::Run(Box::new(run(&layers, around, args)?)),
+                    task: Task::Run(Box::new(run(&layers, around, *args)?)),
                 })
             }
             Command::Demo(args) => {
@@ -338,7 +338,10 @@ fn refuse_not_built(layers: &Layers, args: &cli::RunCli) -> Result<(), Failure> 
         if given.value == accepted {
             continue;
         } else if known {
-            return Err(given.wrong("is not built yet", &format!("today only {accepted} is")));
+            return Err(given.wrong(
+                "is not built yet",
+                &format!("write {accepted}, or leave it out: today only {accepted} is built"),
+            ));
         }
         return Err(given.wrong("is no such policy", &format!("write {accepted}")));
     }

@@ -128,7 +128,11 @@ fn build(words: &Words, raw: Option<&Given>, around: &Surroundings) -> Result<Da
                 "add user to the database URL, or set PGUSER",
             )
         })?;
-    let (sslmode, sslrootcert) = tls(find("sslmode"), find("sslrootcert"), host.starts_with('/'))?;
+    let (sslmode, sslrootcert) = tls(
+        find("sslmode").as_ref(),
+        find("sslrootcert").as_ref(),
+        host.starts_with('/'),
+    )?;
     Ok(Database {
         port: match find("port") {
             Some((value, place)) => port(value, &place)?,
@@ -193,12 +197,12 @@ fn connect_timeout(text: &str, place: &str) -> Result<Duration, Failure> {
 }
 
 fn tls(
-    mode: Option<(&str, String)>,
-    root: Option<(&str, String)>,
+    mode: Option<&(&str, String)>,
+    root: Option<&(&str, String)>,
     local: bool,
 ) -> Result<(SslMode, Option<PathBuf>), Failure> {
     const TODAY: &str = "use disable, prefer, require or verify-full";
-    let sslmode = match &mode {
+    let sslmode = match mode {
         None => SslMode::Prefer,
         Some((text, place)) => match *text {
             "disable" => SslMode::Disable,

@@ -1,0 +1,489 @@
+//! Progress, lag and latency, as counters and gauges.
+//!
+//! # Invariants
+//! - Time is an argument; a value that ages (the oldest undelivered event) is computed when it is
+//!   read, so that it stays true while nothing moves.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use prometheus::core::Collector;
+use prometheus::local::LocalHistogram;
+use prometheus::{
+    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
+};
+
+use crate::error::Class;
+use crate::lsn::{Lsn, PgTimestamp};
+
+/// Metric names, each with its unit last.
+pub mod name {
+    /// Counter; label `topic`.
+    pub const DELIVERED_EVENTS: &str = "walrelay_delivered_events_total";
+    /// Counter, key and value bytes; label `topic`.
+    pub const DELIVERED_BYTES: &str = "walrelay_delivered_bytes_total";
+    /// Histogram, from the commit's time on the server to the delivery report here.
+    pub const DELIVERY_LATENCY: &str = "walrelay_delivery_latency_seconds";
+    /// Gauges: given to the producer, not yet delivered.
+    pub const IN_FLIGHT_EVENTS: &str = "walrelay_in_flight_events";
+    pub const IN_FLIGHT_BYTES: &str = "walrelay_in_flight_bytes";
+    /// Gauges: taken from the stream, not yet given to the producer.
+    pub const HELD_EVENTS: &str = "walrelay_held_events";
+    pub const HELD_BYTES: &str = "walrelay_held_bytes";
+    /// Gauge, 0 when everything that was taken is delivered.
+    pub const OLDEST_UNDELIVERED_AGE: &str = "walrelay_oldest_undelivered_age_seconds";
+    /// Gauge, from the confirmed position to the end of the server's WAL.
+    pub const CONFIRMED_FLUSH_LAG: &str = "walrelay_confirmed_flush_lag_bytes";
+    /// Gauge, 1 for the state that holds, else 0; label `state`.
+    pub const LEADER_STATE: &str = "walrelay_leader_state";
+    /// Counter; label `peer`.
+    pub const RECONNECTS: &str = "walrelay_reconnects_total";
+    /// Counter; labels `peer`, `class`.
+    pub const ERRORS: &str = "walrelay_errors_total";
+}
+
+/// 0.5 ms is a good commit-to-delivered time; ten minutes is an outage.
+const LATENCY_BUCKETS: [f64; 17] = [
+    0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 5.0, 15.0,
+    60.0, 180.0, 600.0,
+];
+
+/// The counters and gauges of one relay.
+pub struct Progress {
+    registry: Registry,
+    delivered_events: IntCounterVec,
+    delivered_bytes: IntCounterVec,
+    latency: Histogram,
+    in_flight_events: IntGauge,
+    in_flight_bytes: IntGauge,
+    held_events: IntGauge,
+    held_bytes: IntGauge,
+    oldest_undelivered_age: Gauge,
+    confirmed_flush_lag: IntGauge,
+    leader_state: IntGaugeVec,
+    reconnects: IntCounterVec,
+    errors: IntCounterVec,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Counters by topic: a batch costs one look-up, and no allocation once its topic is known.
+    topics: HashMap<String, (IntCounter, IntCounter)>,
+    delivered_events: u64,
+    latency: LocalHistogram,
+    gauges: Gauges,
+    /// When the live line was last made, and how many events had been delivered then.
+    live_mark: Option<(SystemTime, u64)>,
+}
+
+/// What the loop knows; the loop hands it over when it changed, at most a few times a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gauges {
+    /// Given to the producer, not yet delivered.
+    pub in_flight: Amount,
+    /// Taken from the stream, not yet given to the producer.
+    pub held: Amount,
+    /// Commit time of the oldest event that is taken and not delivered.
+    pub oldest_undelivered: Option<PgTimestamp>,
+    /// The end of the server's WAL, as the server last told.
+    pub wal_end: Lsn,
+    /// The position last reported as flushed.
+    pub confirmed_flush: Lsn,
+    pub leader: Leader,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    pub events: usize,
+    pub bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Leader {
+    /// Not connected, or connected and not yet told.
+    #[default]
+    Unknown,
+    Standby,
+    Leading,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    Postgres,
+    Kafka,
+}
+
+impl Leader {
+    const ALL: [Leader; 3] = [Leader::Unknown, Leader::Standby, Leader::Leading];
+
+    fn label(self) -> &'static str {
+        match self {
+            Leader::Unknown => "unknown",
+            Leader::Standby => "standby",
+            Leader::Leading => "leading",
+        }
+    }
+}
+
+impl Peer {
+    fn label(self) -> &'static str {
+        match self {
+            Peer::Postgres => "postgres",
+            Peer::Kafka => "kafka",
+        }
+    }
+}
+
+fn class_label(class: Class) -> &'static str {
+    match class {
+        Class::Transient => "transient",
+        Class::Poison => "poison",
+        Class::Definite => "definite",
+        Class::Fatal => "fatal",
+        Class::Consequence => "consequence",
+    }
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Progress::new()
+    }
+}
+
+impl Progress {
+    #[must_use]
+    pub fn new() -> Self {
+        let registry = Registry::new();
+        let latency = register(
+            &registry,
+            Histogram::with_opts(
+                HistogramOpts::new(name::DELIVERY_LATENCY, "From commit to delivery.")
+                    .buckets(LATENCY_BUCKETS.to_vec()),
+            ),
+        );
+        let gauge = |name, help| register(&registry, IntGauge::new(name, help));
+        let counters = |name, help, labels: &[&str]| {
+            register(&registry, IntCounterVec::new(Opts::new(name, help), labels))
+        };
+        Progress {
+            delivered_events: counters(name::DELIVERED_EVENTS, "Events delivered.", &["topic"]),
+            delivered_bytes: counters(name::DELIVERED_BYTES, "Bytes delivered.", &["topic"]),
+            in_flight_events: gauge(name::IN_FLIGHT_EVENTS, "Events sent, not yet delivered."),
+            in_flight_bytes: gauge(name::IN_FLIGHT_BYTES, "Bytes sent, not yet delivered."),
+            held_events: gauge(name::HELD_EVENTS, "Events taken, not yet sent."),
+            held_bytes: gauge(name::HELD_BYTES, "Bytes taken, not yet sent."),
+            oldest_undelivered_age: register(
+                &registry,
+                Gauge::new(
+                    name::OLDEST_UNDELIVERED_AGE,
+                    "Age of the oldest event that is taken and not delivered.",
+                ),
+            ),
+            confirmed_flush_lag: gauge(
+                name::CONFIRMED_FLUSH_LAG,
+                "From the confirmed position to the end of the WAL.",
+            ),
+            leader_state: register(
+                &registry,
+                IntGaugeVec::new(
+                    Opts::new(name::LEADER_STATE, "1 for the state that holds."),
+                    &["state"],
+                ),
+            ),
+            reconnects: counters(name::RECONNECTS, "Connections made again.", &["peer"]),
+            errors: counters(name::ERRORS, "Errors by class.", &["peer", "class"]),
+            state: Mutex::new(State {
+                topics: HashMap::new(),
+                delivered_events: 0,
+                latency: latency.local(),
+                gauges: Gauges::default(),
+                live_mark: None,
+            }),
+            latency,
+            registry,
+        }
+    }
+
+    /// A batch of one topic was delivered. Once a batch, not once an event.
+    pub fn delivered(&self, topic: &str, events: u64, bytes: u64) {
+        let mut state = self.lock();
+        state.delivered_events += events;
+        if let Some((event_counter, byte_counter)) = state.topics.get(topic) {
+            event_counter.inc_by(events);
+            byte_counter.inc_by(bytes);
+            return;
+        }
+        let counters = (
+            self.delivered_events.with_label_values(&[topic]),
+            self.delivered_bytes.with_label_values(&[topic]),
+        );
+        counters.0.inc_by(events);
+        counters.1.inc_by(bytes);
+        state.topics.insert(topic.to_owned(), counters);
+    }
+
+    /// So many events of one commit were delivered at `now`. The two clocks are the server's and
+    /// ours: where ours is behind, the latency is taken as zero.
+    pub fn latency(&self, committed: PgTimestamp, now: SystemTime, events: u64) {
+        let seconds = age(committed, now).as_secs_f64();
+        let state = self.lock();
+        for _ in 0..events {
+            state.latency.observe(seconds);
+        }
+    }
+
+    pub fn gauges(&self, gauges: Gauges) {
+        self.lock().gauges = gauges;
+    }
+
+    /// A connection was made again after it was lost.
+    pub fn reconnected(&self, peer: Peer) {
+        self.reconnects.with_label_values(&[peer.label()]).inc();
+    }
+
+    pub fn failed(&self, peer: Peer, class: Class) {
+        self.errors
+            .with_label_values(&[peer.label(), class_label(class)])
+            .inc();
+    }
+
+    /// Everything, in Prometheus's text format, true at `now`.
+    #[must_use]
+    pub fn gather(&self, now: SystemTime) -> String {
+        let gauges = {
+            let state = self.lock();
+            state.latency.flush();
+            state.gauges
+        };
+        self.in_flight_events.set(signed(gauges.in_flight.events));
+        self.in_flight_bytes.set(signed(gauges.in_flight.bytes));
+        self.held_events.set(signed(gauges.held.events));
+        self.held_bytes.set(signed(gauges.held.bytes));
+        self.oldest_undelivered_age
+            .set(gauges.oldest_age(now).as_secs_f64());
+        self.confirmed_flush_lag.set(signed(gauges.lag_bytes()));
+        for leader in Leader::ALL {
+            self.leader_state
+                .with_label_values(&[leader.label()])
+                .set(i64::from(leader == gauges.leader));
+        }
+        TextEncoder::new()
+            .encode_to_string(&self.registry.gather())
+            .expect("every metric here has a name and a value")
+    }
+
+    /// The line for a terminal. The rate is that since the line was last made: call it once a
+    /// second.
+    #[must_use]
+    pub fn live_line(&self, now: SystemTime) -> String {
+        let mut state = self.lock();
+        let total = state.delivered_events;
+        let (since, before) = state
+            .live_mark
+            .replace((now, total))
+            .unwrap_or((now, total));
+        let gauges = state.gauges;
+        drop(state);
+        let elapsed = now.duration_since(since).unwrap_or_default().as_millis();
+        let events = u128::from(total - before);
+        let rate = (events * 1000).checked_div(elapsed).unwrap_or(0);
+        let mut line = format!(
+            "{}  {} events/s  lag {:.1} s, {}  in flight {}",
+            gauges.leader.label(),
+            thousands(rate),
+            gauges.oldest_age(now).as_secs_f64(),
+            bytes_for_people(gauges.lag_bytes()),
+            thousands(gauges.in_flight.events as u128),
+        );
+        if gauges.held.events > 0 {
+            let _ = write!(line, "  held {}", thousands(gauges.held.events as u128));
+        }
+        let _ = write!(line, "  delivered {}", thousands(u128::from(total)));
+        line
+    }
+
+    /// Commit-to-delivered times so far: how many, and their sum.
+    #[must_use]
+    pub fn latency_so_far(&self) -> (u64, Duration) {
+        self.lock().latency.flush();
+        let seconds = self.latency.get_sample_sum().max(0.0);
+        (
+            self.latency.get_sample_count(),
+            Duration::try_from_secs_f64(seconds).unwrap_or_default(),
+        )
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Counters hold no invariant that a panic could have broken.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Gauges {
+    /// Age of the oldest undelivered event; zero when there is none.
+    #[must_use]
+    pub fn oldest_age(&self, now: SystemTime) -> Duration {
+        self.oldest_undelivered
+            .map_or(Duration::ZERO, |committed| age(committed, now))
+    }
+
+    #[must_use]
+    pub fn lag_bytes(&self) -> u64 {
+        if self.confirmed_flush == Lsn::INVALID {
+            return 0;
+        }
+        self.wal_end.0.saturating_sub(self.confirmed_flush.0)
+    }
+}
+
+fn register<M: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<M>) -> M {
+    let metric = made.expect("the names and labels above are legal");
+    registry
+        .register(Box::new(metric.clone()))
+        .expect("each name above is used once");
+    metric
+}
+
+fn age(committed: PgTimestamp, now: SystemTime) -> Duration {
+    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let committed = u64::try_from(committed.unix_micros()).unwrap_or(0);
+    now.saturating_sub(Duration::from_micros(committed))
+}
+
+/// Prometheus's integers are signed; ours that do not fit are beyond any machine.
+fn signed(value: impl TryInto<i64>) -> i64 {
+    value.try_into().unwrap_or(i64::MAX)
+}
+
+/// `1234567` as `1,234,567`.
+fn thousands(number: u128) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn bytes_for_people(bytes: u64) -> String {
+    const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    for (unit, size) in UNITS {
+        if bytes >= size {
+            return format!("{}.{} {unit}", bytes / size, bytes % size * 10 / size);
+        }
+    }
+    format!("{bytes} B")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_millis(1_700_000_000_000 + millis)
+    }
+
+    fn committed(millis: i64) -> PgTimestamp {
+        PgTimestamp::from_unix_micros((1_700_000_000_000 + millis) * 1000)
+    }
+
+    #[test]
+    fn the_oldest_event_ages_while_nothing_moves() {
+        let progress = Progress::new();
+        progress.gauges(Gauges {
+            oldest_undelivered: Some(committed(0)),
+            ..Gauges::default()
+        });
+        let line = format!("{} 2.5\n", name::OLDEST_UNDELIVERED_AGE);
+        assert!(progress.gather(at(2_500)).contains(&line));
+        let line = format!("{} 60\n", name::OLDEST_UNDELIVERED_AGE);
+        assert!(progress.gather(at(60_000)).contains(&line));
+    }
+
+    #[test]
+    fn events_are_counted_by_topic() {
+        let progress = Progress::new();
+        progress.delivered("a", 2, 20);
+        progress.delivered("b", 1, 5);
+        progress.delivered("a", 3, 30);
+        let text = progress.gather(at(0));
+        assert!(text.contains("walrelay_delivered_events_total{topic=\"a\"} 5\n"));
+        assert!(text.contains("walrelay_delivered_bytes_total{topic=\"a\"} 50\n"));
+        assert!(text.contains("walrelay_delivered_events_total{topic=\"b\"} 1\n"));
+    }
+
+    #[test]
+    fn latency_is_counted_an_event_and_never_negative() {
+        let progress = Progress::new();
+        progress.latency(committed(0), at(3), 4);
+        progress.latency(committed(10), at(3), 1);
+        let (count, sum) = progress.latency_so_far();
+        assert_eq!((count, sum.as_millis()), (5, 12));
+        let text = progress.gather(at(3));
+        assert!(text.contains("walrelay_delivery_latency_seconds_bucket{le=\"0.004\"} 5\n"));
+        assert!(text.contains("walrelay_delivery_latency_seconds_bucket{le=\"0.002\"} 1\n"));
+    }
+
+    #[test]
+    fn exactly_one_leader_state_holds() {
+        let progress = Progress::new();
+        progress.gauges(Gauges {
+            leader: Leader::Leading,
+            ..Gauges::default()
+        });
+        let text = progress.gather(at(0));
+        assert!(text.contains("walrelay_leader_state{state=\"leading\"} 1\n"));
+        assert!(text.contains("walrelay_leader_state{state=\"standby\"} 0\n"));
+    }
+
+    #[test]
+    fn errors_and_reconnects_are_counted_by_peer() {
+        let progress = Progress::new();
+        progress.failed(Peer::Kafka, Class::Transient);
+        progress.reconnected(Peer::Postgres);
+        let text = progress.gather(at(0));
+        assert!(
+            text.contains("walrelay_errors_total{class=\"transient\",peer=\"kafka\"} 1\n"),
+            "{text}"
+        );
+        assert!(text.contains("walrelay_reconnects_total{peer=\"postgres\"} 1\n"));
+    }
+
+    #[test]
+    fn the_live_line_shows_the_rate_since_the_last_one() {
+        let progress = Progress::new();
+        let _ = progress.live_line(at(0));
+        progress.delivered("a", 2_500, 1);
+        progress.gauges(Gauges {
+            in_flight: Amount {
+                events: 1_234,
+                bytes: 9,
+            },
+            oldest_undelivered: Some(committed(200)),
+            wal_end: Lsn(3 << 20),
+            confirmed_flush: Lsn(1 << 20),
+            leader: Leader::Leading,
+            ..Gauges::default()
+        });
+        assert_eq!(
+            progress.live_line(at(500)),
+            "leading  5,000 events/s  lag 0.3 s, 2.0 MiB  in flight 1,234  delivered 2,500"
+        );
+        assert!(progress.live_line(at(1_500)).contains("  0 events/s"));
+    }
+
+    #[test]
+    fn a_lag_before_the_first_confirmation_is_not_made_up() {
+        let gauges = Gauges {
+            wal_end: Lsn(99),
+            ..Gauges::default()
+        };
+        assert_eq!(gauges.lag_bytes(), 0);
+    }
+}

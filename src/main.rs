@@ -6,6 +6,7 @@ use clap::Parser;
 use walrelay::cli::Cli;
 use walrelay::config::{Config, Surroundings, Task};
 use walrelay::error::{Exit, Failure};
+use walrelay::io::kafka;
 use walrelay::telemetry;
 
 fn main() -> ExitCode {
@@ -48,10 +49,20 @@ fn start(cli: Cli) -> Result<(), Failure> {
 
 async fn dispatch(task: Task) -> Result<(), Failure> {
     match task {
-        Task::Init(_) | Task::Run(_) | Task::Demo(_) => Err(Failure::new(
-            Exit::Unexpected,
-            "this command is not linked in yet",
-            "build a newer walrelay",
-        )),
+        Task::Run(config) => {
+            kafka::check_brokers(&config.kafka.brokers)?;
+            kafka::check_properties(&config.kafka.properties)?;
+            Err(not_linked("run"))
+        }
+        Task::Init(_) => Err(not_linked("init")),
+        Task::Demo(_) => Err(not_linked("demo")),
     }
+}
+
+fn not_linked(name: &str) -> Failure {
+    Failure::new(
+        Exit::Unexpected,
+        format!("walrelay {name} is not part of this build"),
+        "use a newer walrelay",
+    )
 }

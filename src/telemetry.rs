@@ -93,21 +93,36 @@ pub fn say(message: &str) {
 /// The panic hook: a panic is our bug, is never silent, and ends the process with exit code 1
 /// (`main` sees to its own thread; in any other the process would live on, half of it gone).
 pub fn report_panic(info: &PanicHookInfo<'_>) {
-    say(&format!(
-        "error: {info}\n\
-         remedy: this is a bug in walrelay {}: please report it with the lines above; \
-         nothing is confirmed that was not delivered, so it can be started again",
+    let payload = info.payload();
+    let what = payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message");
+    let place = info.location().map(ToString::to_string);
+    let message = format!(
+        "error: panic at {}: {what}\n\
+         remedy: this is a bug in walrelay {}: report it with the line above; walrelay can be \
+         started again, for nothing is confirmed that was not delivered\n",
+        place.as_deref().unwrap_or("an unknown place"),
         env!("CARGO_PKG_VERSION")
-    ));
+    );
+    // Not `say`: this thread may be the one that holds the screen.
+    let mut out = io::stderr().lock();
+    if let Ok(mut screen) = SCREEN.try_lock() {
+        let _ = screen.clear(&mut out);
+    }
+    let _ = out.write_all(message.as_bytes());
     if std::thread::current().name() != Some("main") {
         std::process::exit(Exit::Unexpected as i32);
     }
 }
 
 fn with_screen(draw: impl FnOnce(&mut Screen, &mut dyn Write) -> io::Result<()>) {
+    let mut out = io::stderr().lock();
     let mut screen = SCREEN.lock().unwrap_or_else(PoisonError::into_inner);
     // A terminal that went away is no reason to stop relaying.
-    let _ = draw(&mut screen, &mut io::stderr().lock());
+    let _ = draw(&mut screen, &mut out);
 }
 
 /// What stands on the terminal's last line.

@@ -233,6 +233,8 @@ fn tls(text: &str) -> String {
          this one"
     } else if text.contains("unknown authority") {
         "set sslrootcert to the certificate of the authority that signed the server's"
+    } else if text.contains("needs sslmode=verify-full") {
+        "set sslmode=verify-full, or name a file with the authority's certificate"
     } else if text.contains("sslrootcert") {
         "set sslrootcert to a readable file with certificates in PEM form"
     } else if text.contains("refused") {

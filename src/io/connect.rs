@@ -46,6 +46,23 @@ impl Stream {
     }
 }
 
+/// The second attempt that `sslmode=prefer` makes, as libpq's does: without TLS, where a line of
+/// `pg_hba.conf` refuses this client with it.
+pub(super) fn without_tls(db: &Database, stream: &Stream) -> Option<Database> {
+    match (db.sslmode, stream) {
+        (SslMode::Prefer, Stream::Tls(_)) => Some(Database {
+            sslmode: SslMode::Disable,
+            ..db.clone()
+        }),
+        (SslMode::Prefer | SslMode::Disable | SslMode::Require | SslMode::VerifyFull, _) => None,
+    }
+}
+
+/// Does `pg_hba.conf` refuse this client the way it came? (`invalid_authorization_specification`)
+pub(super) fn is_refused(error: &DbError) -> bool {
+    error.sqlstate() == "28000"
+}
+
 /// What the server answers to an SSLRequest.
 enum Offer {
     Tls(TcpStream),

@@ -67,13 +67,25 @@ impl Side {
     /// See [`connect::open`]; or what the server refused.
     pub async fn connect(db: &Database, client_encoding: Option<&str>) -> Result<Side, DbError> {
         let stream = connect::open(db).await?;
+        let plain = connect::without_tls(db, &stream);
+        let done = Side::log_in(db, stream, client_encoding).await;
+        match (done, plain) {
+            (Err(error), Some(db)) if connect::is_refused(&error) => {
+                let stream = connect::open(&db).await?;
+                Side::log_in(&db, stream, client_encoding).await
+            }
+            (done, _) => done,
+        }
+    }
+
+    async fn log_in(
+        db: &Database,
+        stream: Stream,
+        client_encoding: Option<&str>,
+    ) -> Result<Side, DbError> {
         let what = || format!("logging in to host \"{}\" port {}", db.host, db.port);
-        within(
-            db.connect_timeout,
-            what,
-            Side::start(db, stream, client_encoding),
-        )
-        .await?
+        let start = Side::start(db, stream, client_encoding);
+        within(db.connect_timeout, what, start).await?
     }
 
     async fn start(

@@ -98,6 +98,23 @@ impl Slot {
         wal_sender_timeout: Duration,
     ) -> Result<Slot, DbError> {
         let stream = connect::open(db).await?;
+        let plain = connect::without_tls(db, &stream);
+        let done = Slot::log_in(db, stream, client_encoding, wal_sender_timeout).await;
+        match (done, plain) {
+            (Err(error), Some(db)) if connect::is_refused(&error) => {
+                let stream = connect::open(&db).await?;
+                Slot::log_in(&db, stream, client_encoding, wal_sender_timeout).await
+            }
+            (done, _) => done,
+        }
+    }
+
+    async fn log_in(
+        db: &Database,
+        stream: Stream,
+        client_encoding: &str,
+        wal_sender_timeout: Duration,
+    ) -> Result<Slot, DbError> {
         let credentials = Credentials {
             user: &db.user,
             password: db.password.as_deref(),

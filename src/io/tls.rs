@@ -5,6 +5,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 
 use openssl::hash::MessageDigest;
 use openssl::nid::Nid;
@@ -12,7 +13,7 @@ use openssl::ssl::{
     ConnectConfiguration, SslConnector, SslMethod, SslRef, SslVerifyMode, SslVersion,
 };
 use openssl::x509::store::{X509Store, X509StoreBuilder};
-use openssl::x509::{X509, X509VerifyResult};
+use openssl::x509::{X509, X509Ref, X509VerifyResult};
 use tokio::net::TcpStream;
 use tokio_openssl::SslStream;
 
@@ -47,13 +48,26 @@ fn check(db: &Database) -> Check {
 /// # Errors
 /// [`DbError::Tls`] says which check failed; [`DbError::Unreachable`] when the connection broke.
 pub async fn handshake(db: &Database, tcp: TcpStream) -> Result<SslStream<TcpStream>, DbError> {
-    let ssl = configuration(db)?
-        .into_ssl(&db.host)
-        .map_err(|e| setup(&e))?;
+    let mut configuration = configuration(db)?;
+    // OpenSSL forgets a certificate that it refuses; for whom it was is worth telling.
+    let refused: Arc<OnceLock<String>> = Arc::default();
+    if check(db) != Check::Nothing {
+        let refused = Arc::clone(&refused);
+        configuration.set_verify_callback(SslVerifyMode::PEER, move |good, context| {
+            if let (false, Some(certificate)) = (good, context.current_cert()) {
+                refused.get_or_init(|| names(certificate));
+            }
+            good
+        });
+    }
+    let ssl = configuration.into_ssl(&db.host).map_err(|e| setup(&e))?;
     let mut stream = SslStream::new(ssl, tcp).map_err(|e| setup(&e))?;
     match Pin::new(&mut stream).connect().await {
         Ok(()) => Ok(stream),
-        Err(error) => Err(refusal(db, stream.ssl(), &error)),
+        Err(error) => {
+            let names = refused.get().map_or("", String::as_str);
+            Err(refusal(db, stream.ssl(), names, &error))
+        }
     }
 }
 
@@ -107,7 +121,7 @@ fn setup(error: &dyn std::fmt::Display) -> DbError {
 }
 
 /// Why the handshake failed, in the words of the check that failed.
-fn refusal(db: &Database, ssl: &SslRef, error: &openssl::ssl::Error) -> DbError {
+fn refusal(db: &Database, ssl: &SslRef, names: &str, error: &openssl::ssl::Error) -> DbError {
     let verdict = ssl.verify_result();
     let text = if verdict == X509VerifyResult::OK || check(db) == Check::Nothing {
         if let Some(io) = error.io_error() {
@@ -121,9 +135,8 @@ fn refusal(db: &Database, ssl: &SslRef, error: &openssl::ssl::Error) -> DbError 
         format!("handshake failed: {error}")
     } else if NAME_MISMATCHES.contains(&verdict.as_raw()) {
         format!(
-            "name mismatch: the server's certificate is not for \"{}\"{}",
-            db.host,
-            names(ssl)
+            "name mismatch: the server's certificate is not for \"{}\" but for {names}",
+            db.host
         )
     } else if UNKNOWN_AUTHORITY.contains(&verdict.as_raw()) {
         format!(
@@ -135,11 +148,8 @@ fn refusal(db: &Database, ssl: &SslRef, error: &openssl::ssl::Error) -> DbError 
     DbError::Tls(text)
 }
 
-/// What the certificate is for, as a clause, where it can be had.
-fn names(ssl: &SslRef) -> String {
-    let Some(certificate) = ssl.peer_certificate() else {
-        return String::new();
-    };
+/// What a certificate is for.
+fn names(certificate: &X509Ref) -> String {
     let alternatives = certificate.subject_alt_names();
     let mut names: Vec<String> = alternatives
         .iter()
@@ -155,9 +165,9 @@ fn names(ssl: &SslRef) -> String {
         names.extend(common.filter_map(|name| name.data().to_string().ok()));
     }
     if names.is_empty() {
-        return String::new();
+        return "no name at all".to_owned();
     }
-    format!(" but for {}", names.join(", "))
+    names.join(", ")
 }
 
 fn address(bytes: &[u8]) -> Option<String> {

@@ -1,4 +1,5 @@
 pub mod cli;
+pub mod commands;
 pub mod config;
 pub mod error;
 pub mod io;

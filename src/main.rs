@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use walrelay::cli::Cli;
+use walrelay::commands;
 use walrelay::config::{Config, Surroundings, Task};
 use walrelay::error::{Exit, Failure};
 use walrelay::io::kafka;
@@ -54,7 +55,7 @@ async fn dispatch(task: Task) -> Result<(), Failure> {
             kafka::check_properties(&config.kafka.properties)?;
             Err(not_linked("run"))
         }
-        Task::Init(_) => Err(not_linked("init")),
+        Task::Init(config) => commands::init::run(config).await,
         Task::Demo(_) => Err(not_linked("demo")),
     }
 }

@@ -4,11 +4,16 @@
 //! # Invariants
 //! No file here imports `relay`; what the two share are the words of `record` and `wire`.
 
+pub mod catalog;
 pub mod connect;
 mod conversation;
 pub mod frames;
 pub mod kafka;
 mod login;
+pub mod preflight;
+pub mod registry;
 pub mod side;
 pub mod slot;
+mod slot_view;
+pub mod sql;
 mod tls;

@@ -1,0 +1,170 @@
+//! The files of `migrations/`, with the operator's names in them.
+
+use crate::config::{Source, TableName};
+use crate::io::sql::{quote_ident, quote_literal, quote_table};
+
+const OUTBOX: &str = include_str!("../../../migrations/0001_outbox.sql");
+const FUNCTIONS: &str = include_str!("../../../migrations/0002_functions.sql");
+const WALRELAY: &str = include_str!("../../../migrations/0003_walrelay.sql");
+const PUBLICATION: &str = include_str!("../../../migrations/0004_publication.sql");
+
+/// The tables that [`walrelay`] makes.
+pub const WALRELAY_TABLES: [&str; 4] = ["checkpoint", "dead_letter", "fence", "relay"];
+
+pub fn outbox(table: &TableName) -> String {
+    render(OUTBOX, table, None)
+}
+
+/// Makes both functions; where one is there already, Postgres says so.
+pub fn functions(table: &TableName) -> String {
+    render(FUNCTIONS, table, None)
+}
+
+pub fn walrelay() -> String {
+    WALRELAY.to_owned()
+}
+
+pub fn publication(source: &Source) -> String {
+    render(PUBLICATION, &source.table, Some(&source.publication))
+}
+
+/// The index that the table of ours has from the start, for one that came without.
+pub fn index(table: &TableName) -> String {
+    format!(
+        "create index on {} using brin ((xid::text::bigint)) with (autosummarize = on);\n",
+        quote_table(table)
+    )
+}
+
+/// Commits to making a slot. Until the row describes the slot, every `init` begins with it anew.
+pub fn intent(source: &Source, made_table: bool, existing: Option<&str>) -> String {
+    let existing = existing.map_or("null".to_owned(), quote_literal);
+    format!(
+        "-- What is about to be made, so that a crash in between can be put right.\n\
+         insert into walrelay.relay (table_oid, slot_name, publication, made_table, intent)\n\
+         values ({}::regclass, {}, {}, {made_table},\n  \
+         jsonb_build_object('action', 'init', 'existing', {existing}::text, 'since', now()));\n",
+        quote_literal(&quote_table(&source.table)),
+        quote_literal(&source.slot),
+        quote_literal(&source.publication),
+    )
+}
+
+/// The replication command that makes the slot. The option list is of 15; failover slots of 17.
+pub fn create_slot(slot: &str, version_num: i32) -> String {
+    let failover = if version_num >= 170_000 {
+        ", FAILOVER true"
+    } else {
+        ""
+    };
+    format!(
+        "CREATE_REPLICATION_SLOT {} LOGICAL pgoutput (SNAPSHOT 'use'{failover})",
+        quote_ident(slot)
+    )
+}
+
+/// Puts names in. Comments keep the default ones: a name with a line break would break out of them.
+fn render(file: &str, table: &TableName, publication: Option<&str>) -> String {
+    let schema = quote_ident(&table.schema);
+    let table_quoted = quote_table(table);
+    let mut out = String::with_capacity(file.len() + 256);
+    for line in file.lines() {
+        if line.trim_start().starts_with("--") {
+            out.push_str(line);
+        } else {
+            out.push_str(&render_line(line, &schema, &table_quoted, publication));
+        }
+        out.push('\n');
+    }
+    // The body of a function ends at the next `$emit$`, were it part of a name.
+    let names_hold_tag = table_quoted.contains("$emit$");
+    if names_hold_tag {
+        let mut tag = "$emit_$".to_owned();
+        while table_quoted.contains(&tag) {
+            tag.insert(tag.len() - 1, '_');
+        }
+        let (head, tail) = out.split_once("$emit$").unwrap_or((&out, ""));
+        let (body, end) = tail.rsplit_once("$emit$").unwrap_or((tail, ""));
+        return format!("{head}{tag}{body}{tag}{end}");
+    }
+    out
+}
+
+fn render_line(line: &str, schema: &str, table: &str, publication: Option<&str>) -> String {
+    let mut out = String::with_capacity(line.len() + 64);
+    let mut rest = line;
+    while let Some(at) = rest.find("public.") {
+        out.push_str(&rest[..at]);
+        rest = &rest[at + "public.".len()..];
+        let end = rest
+            .find(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+            .unwrap_or(rest.len());
+        if &rest[..end] == "outbox" {
+            out.push_str(table);
+        } else {
+            out.push_str(schema);
+            out.push('.');
+            out.push_str(&rest[..end]);
+        }
+        rest = &rest[end..];
+    }
+    out.push_str(rest);
+    match publication {
+        Some(name) => out.replacen(
+            "create publication walrelay ",
+            &format!("create publication {} ", quote_ident(name)),
+            1,
+        ),
+        None => out,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(schema: &str, name: &str) -> TableName {
+        TableName {
+            schema: schema.into(),
+            name: name.into(),
+        }
+    }
+
+    fn statements(sql: &str) -> String {
+        sql.lines()
+            .filter(|l| !l.trim_start().starts_with("--"))
+            .collect::<Vec<_>>()
+            .join("\n")
+    }
+
+    #[test]
+    fn every_name_is_replaced_and_quoted() {
+        let odd = table("a.b", "Out \"box\"");
+        let sql = statements(&outbox(&odd)) + &statements(&functions(&odd));
+        assert!(!sql.contains("public."), "{sql}");
+        assert!(sql.contains("create table \"a.b\".\"Out \"\"box\"\"\" ("));
+        assert!(sql.contains("create function \"a.b\".outbox_emit("));
+        assert!(sql.contains("insert into \"a.b\".\"Out \"\"box\"\"\" (event_id"));
+    }
+
+    #[test]
+    fn a_name_cannot_end_the_function_body() {
+        let sql = statements(&functions(&table("s", "x$emit$y$emit_$")));
+        assert_eq!(sql.matches("$emit__$").count(), 2, "{sql}");
+    }
+
+    #[test]
+    fn a_publication_named_like_a_keyword_is_quoted() {
+        let source_sql = render(PUBLICATION, &table("public", "outbox"), Some("All"));
+        assert!(source_sql.contains("create publication \"All\" for table \"public\".\"outbox\""));
+    }
+
+    #[test]
+    fn the_failover_option_waits_for_17() {
+        assert_eq!(
+            create_slot("w", 160_011),
+            "CREATE_REPLICATION_SLOT \"w\" LOGICAL pgoutput (SNAPSHOT 'use')"
+        );
+        assert!(create_slot("w", 170_000).ends_with("(SNAPSHOT 'use', FAILOVER true)"));
+    }
+}

@@ -1,0 +1,522 @@
+//! From what is there to what is to be done, or why not. Pure.
+
+use super::migrations;
+use super::survey::{Rows, Seen, WalrelaySchema};
+use crate::config::{Existing, Source};
+use crate::error::Failure;
+use crate::io::catalog::Table;
+use crate::io::preflight::{self, Need, OUTBOX_COLUMNS, SlotSeen};
+use crate::io::registry::{Registered, SlotState};
+use crate::io::sql::{quote_ident, quote_table, show_ident, show_table};
+
+/// What `init` would do.
+#[derive(Debug)]
+pub struct Plan {
+    /// One transaction, the intent its last statement.
+    pub statements: Vec<Statement>,
+    pub slot: SlotWork,
+    /// What needs nothing done, for a person.
+    pub already: Vec<Item>,
+    /// Worth saying, no obstacle.
+    pub notes: Vec<String>,
+    /// What stands in the way of running it, not of printing it.
+    pub needs: Vec<Need>,
+    /// Rows that are in the table at the slot's snapshot stay unpublished.
+    pub existing: Option<Existing>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Statement {
+    /// `None`: nothing that an operator would look for.
+    pub makes: Option<Item>,
+    pub sql: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    pub object: &'static str,
+    pub name: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotWork {
+    AlreadyThere,
+    Make,
+    /// A run before this one committed its intent and made the slot, but got no further.
+    MakeAgain,
+}
+
+impl Plan {
+    pub fn changes_nothing(&self) -> bool {
+        self.statements.is_empty() && self.slot == SlotWork::AlreadyThere
+    }
+}
+
+/// # Errors
+/// Conflicts that no statement of ours can settle, all of them.
+pub fn plan(source: &Source, seen: &Seen, existing: Option<Existing>) -> Result<Plan, Failure> {
+    if existing == Some(Existing::Publish) {
+        return Err(Failure::usage(
+            "--existing publish comes with healing, which is not built yet",
+            "use --existing leave: rows that are in the table stay unpublished",
+        ));
+    }
+    let mut planner = Planner::new(source, seen, existing);
+    let slot = planner.slot();
+    planner.table();
+    planner.walrelay();
+    planner.publication();
+    planner.intent();
+    if slot != SlotWork::AlreadyThere {
+        planner.environment(slot);
+    }
+    if let Some(failure) = preflight::failure(planner.conflicts) {
+        return Err(failure);
+    }
+    Ok(Plan {
+        statements: planner.statements,
+        slot,
+        already: planner.already,
+        notes: planner.notes,
+        needs: planner.needs,
+        existing: planner.existing,
+    })
+}
+
+struct Planner<'a> {
+    source: &'a Source,
+    seen: &'a Seen,
+    existing: Option<Existing>,
+    statements: Vec<Statement>,
+    already: Vec<Item>,
+    notes: Vec<String>,
+    needs: Vec<Need>,
+    conflicts: Vec<Need>,
+}
+
+impl<'a> Planner<'a> {
+    fn new(source: &'a Source, seen: &'a Seen, existing: Option<Existing>) -> Self {
+        let remembered = seen
+            .row
+            .as_ref()
+            .filter(|row| row.intent)
+            .and_then(|row| row.intent_existing.as_deref());
+        let remembered = (remembered == Some("leave")).then_some(Existing::Leave);
+        Planner {
+            source,
+            seen,
+            existing: existing.or(remembered),
+            statements: Vec::new(),
+            already: Vec::new(),
+            notes: preflight::server_warnings(&seen.server),
+            needs: Vec::new(),
+            conflicts: Vec::new(),
+        }
+    }
+
+    fn make(&mut self, object: &'static str, name: String, sql: String) {
+        self.statements.push(Statement {
+            makes: Some(Item { object, name }),
+            sql,
+        });
+    }
+
+    fn already(&mut self, object: &'static str, name: String) {
+        self.already.push(Item { object, name });
+    }
+
+    /// The registry's row, once the slot that it describes was made.
+    fn complete_row(&self) -> Option<&'a Registered> {
+        self.seen.row.as_ref().filter(|row| !row.intent)
+    }
+
+    fn table(&mut self) {
+        let name = show_table(&self.source.table);
+        let Some(table) = &self.seen.table else {
+            self.make("table", name, migrations::outbox(&self.source.table));
+            if !self.seen.table_schema_exists {
+                self.conflicts.push(Need::refused(
+                    format!(
+                        "schema {} does not exist",
+                        show_ident(&self.source.table.schema)
+                    ),
+                    format!("create schema {}", quote_ident(&self.source.table.schema)),
+                ));
+            } else if !self.seen.may_create_in_schema {
+                self.need_create_in_schema();
+            }
+            self.helpers();
+            return;
+        };
+        self.already("table", name);
+        let needs = preflight::table_needs(&self.source.table, table, &OUTBOX_COLUMNS);
+        self.conflicts.extend(needs);
+        if is_our_layout(table) {
+            self.index(table);
+            self.helpers();
+        } else {
+            self.notes.push(
+                "the table differs from migrations/0001_outbox.sql: it gets no helper functions and \
+                 no index; without its column xid there is no gap recovery and no retention"
+                    .to_owned(),
+            );
+        }
+    }
+
+    fn need_create_in_schema(&mut self) {
+        let (schema, role) = (
+            quote_ident(&self.source.table.schema),
+            quote_ident(&self.seen.role.name),
+        );
+        self.needs.push(Need::refused(
+            format!("role {role} may not create in schema {schema} (42501)"),
+            format!("grant create on schema {schema} to {role}"),
+        ));
+    }
+
+    /// An index over rows that are there blocks their writers while it is built: not done unasked.
+    fn index(&mut self, table: &Table) {
+        let on = format!("brin (xid) on {}", show_table(&self.source.table));
+        if self.seen.brin_index {
+            self.already("index", on);
+        } else if self.seen.rows == Rows::Exactly(0) {
+            self.make("index", on, migrations::index(&self.source.table));
+            if !self.seen.may_create_in_schema {
+                self.need_create_in_schema();
+            }
+            self.need_ownership(table);
+        } else {
+            self.notes.push(format!(
+                "the index that retention and gap recovery go by is missing; make it when it suits: \
+                 create index concurrently on {} using brin ((xid::text::bigint)) with \
+                 (autosummarize = on)",
+                quote_table(&self.source.table)
+            ));
+        }
+    }
+
+    fn helpers(&mut self) {
+        let helpers = self.seen.helpers;
+        let schema = show_ident(&self.source.table.schema);
+        let names = format!("{schema}.outbox_event_id, {schema}.outbox_emit");
+        match (helpers.event_id, helpers.emit) {
+            (true, true) => {
+                self.already("functions", names);
+                if !helpers.emit_is_ours {
+                    self.notes.push(format!(
+                        "{schema}.outbox_emit writes to another table: left as it is"
+                    ));
+                }
+            }
+            (false, false) => {
+                self.make(
+                    "functions",
+                    names,
+                    migrations::functions(&self.source.table),
+                );
+                if self.seen.table.is_some() && !self.seen.may_create_in_schema {
+                    self.need_create_in_schema();
+                }
+            }
+            (true, false) | (false, true) => self.notes.push(format!(
+                "one of the functions {names} exists and the other does not: both are left as they \
+                 are; migrations/0002_functions.sql has them"
+            )),
+        }
+    }
+
+    fn walrelay(&mut self) {
+        match &self.seen.walrelay {
+            WalrelaySchema::Absent => {
+                self.make("schema", "walrelay".to_owned(), migrations::walrelay());
+                self.need_create_in_database();
+            }
+            WalrelaySchema::Incomplete(missing) => self.conflicts.push(Need::refused(
+                format!("schema walrelay exists, but lacks {}", missing.join(", ")),
+                "if nobody else uses the name: drop schema walrelay cascade; else rename it",
+            )),
+            WalrelaySchema::Complete { may_write } => {
+                self.already("schema", "walrelay".to_owned());
+                if !may_write && self.complete_row().is_none() {
+                    let role = quote_ident(&self.seen.role.name);
+                    self.needs.push(Need::refused(
+                        format!("role {role} may not read and write schema walrelay (42501)"),
+                        format!(
+                            "grant usage on schema walrelay to {role}; grant select, insert, \
+                             update, delete on all tables in schema walrelay to {role}"
+                        ),
+                    ));
+                }
+            }
+        }
+    }
+
+    fn need_create_in_database(&mut self) {
+        if self.seen.may_create_in_database {
+            return;
+        }
+        let (database, role) = (
+            quote_ident(&self.seen.role.database),
+            quote_ident(&self.seen.role.name),
+        );
+        let need = Need::refused(
+            format!("role {role} may not create in database {database} (42501)"),
+            format!("grant create on database {database} to {role}"),
+        );
+        if !self.needs.contains(&need) {
+            self.needs.push(need);
+        }
+    }
+
+    fn need_ownership(&mut self, table: &Table) {
+        if table.owned {
+            return;
+        }
+        let role = quote_ident(&self.seen.role.name);
+        let need = Need::refused(
+            format!(
+                "table {} belongs to {}; only its owner may index and publish it (42501)",
+                show_table(&self.source.table),
+                quote_ident(&table.owner)
+            ),
+            format!(
+                "run init as {0}, or: grant {0} to {role}",
+                quote_ident(&table.owner)
+            ),
+        );
+        if !self.needs.contains(&need) {
+            self.needs.push(need);
+        }
+    }
+
+    fn publication(&mut self) {
+        let name = show_ident(&self.source.publication);
+        let registered = self.seen.row.as_ref();
+        if registered.is_some_and(|row| row.publication != self.source.publication) {
+            // The slot's part has said so.
+            return;
+        }
+        let Some(publication) = &self.seen.publication else {
+            if let Some(row) = self.complete_row() {
+                self.conflicts.push(Need::refused(
+                    format!(
+                        "publication {name} is gone, though the registry says that it was made: \
+                         what was written since is in no stream"
+                    ),
+                    preflight::start_over(row),
+                ));
+                return;
+            }
+            self.make("publication", name, migrations::publication(self.source));
+            self.need_create_in_database();
+            if let Some(table) = &self.seen.table {
+                self.need_ownership(table);
+            }
+            return;
+        };
+        if self.seen.row.is_none() {
+            if self.seen.rival.is_none() {
+                self.conflicts.push(Need::refused(
+                    format!("publication {name} exists, but walrelay did not make it"),
+                    format!(
+                        "use another name (--publication), or, if nobody needs it: drop publication {}",
+                        quote_ident(&self.source.publication)
+                    ),
+                ));
+            }
+            return;
+        }
+        if let Some(table) = &self.seen.table {
+            let needs = preflight::publication_needs(self.source, table, Some(publication));
+            if needs.is_empty() {
+                self.already("publication", name);
+            }
+            self.conflicts.extend(needs);
+        }
+    }
+
+    fn intent(&mut self) {
+        if self.seen.row.is_some() {
+            return;
+        }
+        let existing = self.existing.map(|existing| match existing {
+            Existing::Leave => "leave",
+            Existing::Publish => "publish",
+        });
+        let made_table = self.seen.table.is_none();
+        self.statements.push(Statement {
+            makes: None,
+            sql: migrations::intent(self.source, made_table, existing),
+        });
+    }
+
+    /// What becomes of the slot; finds everything that forbids to make one.
+    fn slot(&mut self) -> SlotWork {
+        let found = SlotSeen {
+            source: self.source,
+            server: &self.seen.server,
+            database: &self.seen.role.database,
+            slot: self.seen.slot.as_ref(),
+            holder: self.seen.slot_holder.as_ref(),
+        };
+        if let Some((rival, name)) = &self.seen.rival {
+            self.conflicts.push(self.rival_need(rival, name.as_ref()));
+            return SlotWork::Make;
+        }
+        let slot = self.seen.slot.as_ref();
+        let Some(row) = &self.seen.row else {
+            if slot.is_some() {
+                self.conflicts.push(found.without_a_row());
+            }
+            return SlotWork::Make;
+        };
+        let otherwise = found.named_otherwise(row);
+        if !otherwise.is_empty() {
+            self.conflicts.extend(otherwise);
+            return SlotWork::AlreadyThere;
+        }
+        match (row.intent, slot) {
+            (true, None) => SlotWork::Make,
+            (true, Some(slot)) => {
+                self.half_made(&found, slot);
+                SlotWork::MakeAgain
+            }
+            (false, _) => {
+                self.conflicts.extend(found.needs_of_registered(row));
+                self.already("slot", self.source.slot.clone());
+                SlotWork::AlreadyThere
+            }
+        }
+    }
+
+    fn rival_need(&self, rival: &Registered, name: Option<&crate::config::TableName>) -> Need {
+        if let Some(table) = &self.seen.table {
+            return preflight::another_table(self.source, table.oid, rival, name);
+        }
+        let of = name.map_or_else(
+            || format!("a table that is gone (oid {})", rival.table_oid),
+            show_table,
+        );
+        Need::refused(
+            format!(
+                "slot {} and publication {} belong to {of}",
+                rival.slot,
+                show_ident(&rival.publication)
+            ),
+            preflight::let_go(rival),
+        )
+    }
+
+    /// The slot that an interrupted `init` left. It may only be dropped when it is surely that one,
+    /// and nobody reads it.
+    fn half_made(&mut self, found: &SlotSeen<'_>, slot: &SlotState) {
+        if let Some(pid) = slot.active_pid {
+            let holder = self
+                .seen
+                .slot_holder
+                .as_ref()
+                .map_or_else(|| format!("pid {pid}"), ToString::to_string);
+            self.conflicts.push(Need::refused(
+                format!(
+                    "slot {} is left from an interrupted init, and in use ({holder})",
+                    self.source.slot
+                ),
+                format!(
+                    "wait until that session has ended, or select pg_terminate_backend({pid}); then \
+                     run init again"
+                ),
+            ));
+        }
+        // A lost one is about to be dropped anyway.
+        let unlost = SlotState {
+            wal_status: None,
+            ..slot.clone()
+        };
+        self.conflicts.extend(found.slot_unfit(&unlost));
+    }
+
+    /// What must hold on the server before a slot can be made.
+    fn environment(&mut self, slot: SlotWork) {
+        self.needs
+            .extend(preflight::server_needs(&self.seen.server));
+        self.needs.extend(preflight::role_needs(&self.seen.role));
+        let slots = &self.seen.slots;
+        if slot == SlotWork::Make && slots.used >= slots.max {
+            self.needs.push(no_slot_left(&slots.idle, slots.max));
+        }
+        if slots.wal_senders_max == 0 {
+            self.needs.push(Need::refused(
+                "max_wal_senders is 0: nothing can be streamed",
+                "alter system set max_wal_senders = 10, and restart the server",
+            ));
+        }
+        if self.existing.is_some() {
+            return;
+        }
+        self.conflicts
+            .extend(rows_need(self.source, self.seen.rows));
+        if self.seen.rows == Rows::Unknown && self.seen.table.is_some() {
+            self.needs.push(Need::refused(
+                format!(
+                    "role {} may not read all of {} (42501): whether it holds rows is not known",
+                    quote_ident(&self.seen.role.name),
+                    show_table(&self.source.table)
+                ),
+                "run init as the table's owner; under forced row level security as a role with bypassrls, or \
+                 say --existing leave",
+            ));
+        }
+    }
+}
+
+fn no_slot_left(idle: &[(String, String)], max: i64) -> Need {
+    let candidates = if idle.is_empty() {
+        "all of them are in use".to_owned()
+    } else {
+        let list: Vec<String> = idle
+            .iter()
+            .map(|(name, retained)| format!("{name} (retains {retained})"))
+            .collect();
+        format!("not in use: {}", list.join(", "))
+    };
+    Need::refused(
+        format!("all {max} replication slots are in use (53400); {candidates}"),
+        "drop one that nobody needs with select pg_drop_replication_slot('…'), or raise \
+         max_replication_slots and restart the server",
+    )
+}
+
+/// Rows that were there before the first slot are in no stream: somebody must say what becomes of
+/// them.
+pub fn rows_need(source: &Source, rows: Rows) -> Option<Need> {
+    if matches!(rows, Rows::Unknown | Rows::Exactly(0)) {
+        return None;
+    }
+    Some(Need::refused(
+        format!(
+            "table {} holds {rows} from before the slot, which no stream will carry",
+            show_table(&source.table)
+        ),
+        "say what becomes of them: --existing leave leaves them unpublished for ever (--existing \
+         publish comes with healing, which is not built yet)",
+    ))
+}
+
+/// The columns and types of migrations/0001_outbox.sql, whatever else there is.
+fn is_our_layout(table: &Table) -> bool {
+    let ours = [
+        ("event_id", "uuid"),
+        ("aggregate_type", "text"),
+        ("aggregate_id", "text"),
+        ("event_type", "text"),
+        ("payload", "jsonb"),
+        ("headers", "jsonb"),
+        ("xid", "xid8"),
+    ];
+    ours.iter().all(|(name, type_name)| {
+        table
+            .columns
+            .iter()
+            .any(|c| c.name == *name && c.type_name == *type_name)
+    })
+}

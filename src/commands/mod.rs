@@ -1,0 +1,3 @@
+//! The subcommands other than `run`, a file each.
+
+pub mod init;

@@ -1,0 +1,332 @@
+//! Whether a table can be an outbox, and whether a publication carries it and nothing else. Pure.
+
+use super::{Need, Needed, Use};
+use crate::config::{Source, TableName};
+use crate::io::catalog::{Column, Publication, Published, Table};
+use crate::io::sql::{quote_ident, quote_table, show_ident, show_table};
+
+/// Columns missing, generated, or of a type that cannot be a payload; and relations that have no
+/// stream.
+#[must_use]
+pub fn table_needs(name: &TableName, table: &Table, columns: &[Needed<'_>]) -> Vec<Need> {
+    let shown = show_table(name);
+    if !matches!(table.kind, 'r' | 'p') {
+        return vec![Need::refused(
+            format!("{shown} is no table: views and foreign tables have no stream"),
+            "name the table itself with --table",
+        )];
+    }
+    let mut needs = Vec::new();
+    if table.persistence != 'p' {
+        needs.push(Need::refused(
+            format!("table {shown} is unlogged or temporary: it is in no write-ahead log"),
+            format!("alter table {} set logged", quote_table(name)),
+        ));
+    }
+    let mut missing = Vec::new();
+    for needed in columns {
+        match table.columns.iter().find(|c| c.name == needed.name) {
+            None => missing.push(show_ident(needed.name)),
+            Some(column) => needs.extend(column_need(&shown, column, needed.used_as)),
+        }
+    }
+    if !missing.is_empty() {
+        let list = missing.join(", ");
+        needs.push(Need::refused(
+            format!("table {shown} lacks the columns: {list}"),
+            "add them (migrations/0001_outbox.sql shows their types), or name another table with --table",
+        ));
+    }
+    needs
+}
+
+fn column_need(table: &str, column: &Column, used_as: Use) -> Option<Need> {
+    let name = show_ident(&column.name);
+    if column.generated {
+        return Some(Need::refused(
+            format!(
+                "column {name} of {table} is generated; Postgres 17 and older do not publish it"
+            ),
+            format!("make {name} an ordinary column that the writer fills"),
+        ));
+    }
+    let accepted = ["json", "jsonb", "text", "bytea", "character varying"];
+    if used_as == Use::Payload && !accepted.contains(&column.type_name.as_str()) {
+        return Some(Need::refused(
+            format!("column {name} of {table} is of type {}", column.type_name),
+            "make the payload json, jsonb, text or bytea",
+        ));
+    }
+    None
+}
+
+/// A publication that is missing, covers something else or publishes something else.
+#[must_use]
+pub fn publication_needs(
+    source: &Source,
+    table: &Table,
+    publication: Option<&Publication>,
+) -> Vec<Need> {
+    let shown = show_ident(&source.publication);
+    let quoted = quote_ident(&source.publication);
+    let Some(publication) = publication else {
+        return vec![Need::refused(
+            format!("publication {shown} does not exist in this database"),
+            "run `walrelay init`, or name yours with --publication. If it was dropped under a \
+             slot: what was written since then is in no stream",
+        )];
+    };
+    let whole_cluster = publication.all_tables || !publication.schemas.is_empty();
+    if whole_cluster {
+        let what = if publication.all_tables {
+            "all tables".to_owned()
+        } else {
+            format!("whole schemas ({})", publication.schemas.join(", "))
+        };
+        return vec![Need::refused(
+            format!("publication {shown} covers {what}; it must cover the outbox and nothing else"),
+            format!(
+                "use one of its own: --publication, with `create publication … for table {} \
+                 with (publish = 'insert', publish_via_partition_root = true)`",
+                quote_table(&source.table)
+            ),
+        )];
+    }
+    let mut needs = coverage_needs(source, table, publication);
+    let mut settings = Vec::new();
+    if publication.publish != ["insert"] {
+        settings.push("publish = 'insert'");
+    }
+    if !publication.via_partition_root && table.kind == 'p' {
+        settings.push("publish_via_partition_root = true");
+    }
+    if !settings.is_empty() {
+        let root = if publication.via_partition_root {
+            ""
+        } else {
+            ", not via the partition root"
+        };
+        needs.push(Need::refused(
+            format!(
+                "publication {shown} publishes {}{root}",
+                publication.publish.join(", ")
+            ),
+            format!("alter publication {quoted} set ({})", settings.join(", ")),
+        ));
+    }
+    needs
+}
+
+fn coverage_needs(source: &Source, table: &Table, publication: &Publication) -> Vec<Need> {
+    let shown = show_ident(&source.publication);
+    let quoted = quote_ident(&source.publication);
+    let outbox = quote_table(&source.table);
+    let mut needs = Vec::new();
+    let others: Vec<&Published> = publication
+        .tables
+        .iter()
+        .filter(|t| t.oid != table.oid)
+        .collect();
+    let ours = publication.tables.iter().find(|t| t.oid == table.oid);
+    match ours {
+        None => needs.push(Need::refused(
+            format!(
+                "publication {shown} does not cover {} (oid {}); it covers {}",
+                show_table(&source.table),
+                table.oid,
+                list(&others)
+            ),
+            format!(
+                "alter publication {quoted} set table {outbox}; rows written before are in no stream"
+            ),
+        )),
+        Some(ours) if ours.row_filter || ours.column_list => {
+            let what = match (ours.row_filter, ours.column_list) {
+                (true, true) => "a row filter and a column list",
+                (true, false) => "a row filter",
+                (false, _) => "a column list",
+            };
+            needs.push(Need::refused(
+                format!("publication {shown} has {what}: rows or columns of the outbox are left out"),
+                format!("alter publication {quoted} set table {outbox}"),
+            ));
+        }
+        Some(_) => {}
+    }
+    if ours.is_some() && !others.is_empty() {
+        needs.push(Need::refused(
+            format!(
+                "publication {shown} covers {} beside {}",
+                list(&others),
+                show_table(&source.table)
+            ),
+            format!("alter publication {quoted} set table {outbox}"),
+        ));
+    }
+    needs
+}
+
+fn list(tables: &[&Published]) -> String {
+    if tables.is_empty() {
+        return "no table".to_owned();
+    }
+    let names: Vec<String> = tables.iter().map(|t| show_table(&t.name)).collect();
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::{Database, SslMode};
+    use crate::io::preflight::OUTBOX_COLUMNS;
+
+    fn source() -> Source {
+        Source {
+            database: Database {
+                host: "/tmp".into(),
+                port: 5432,
+                user: "u".into(),
+                password: None,
+                dbname: "d".into(),
+                sslmode: SslMode::Disable,
+                sslrootcert: None,
+                application_name: "walrelay".into(),
+                connect_timeout: Duration::from_secs(1),
+            },
+            table: TableName {
+                schema: "public".into(),
+                name: "outbox".into(),
+            },
+            slot: "walrelay".into(),
+            publication: "Pub".into(),
+        }
+    }
+
+    fn table(kind: char) -> Table {
+        let column = |name: &str, type_name: &str| Column {
+            name: name.into(),
+            type_name: type_name.into(),
+            generated: false,
+        };
+        Table {
+            oid: 7,
+            kind,
+            persistence: 'p',
+            owner: "u".into(),
+            owned: true,
+            columns: vec![
+                column("event_id", "uuid"),
+                column("aggregate_type", "text"),
+                column("aggregate_id", "text"),
+                column("event_type", "text"),
+                column("payload", "jsonb"),
+                column("headers", "jsonb"),
+            ],
+        }
+    }
+
+    fn published(oid: u32, name: &str) -> Published {
+        Published {
+            oid,
+            name: TableName {
+                schema: "public".into(),
+                name: name.into(),
+            },
+            row_filter: false,
+            column_list: false,
+        }
+    }
+
+    fn publication() -> Publication {
+        Publication {
+            all_tables: false,
+            publish: vec!["insert".into()],
+            via_partition_root: true,
+            tables: vec![published(7, "outbox")],
+            schemas: Vec::new(),
+        }
+    }
+
+    fn needs_of(table: &Table, publication: &Publication) -> Vec<Need> {
+        publication_needs(&source(), table, Some(publication))
+    }
+
+    #[test]
+    fn our_own_layout_needs_nothing() {
+        let name = source().table;
+        assert_eq!(table_needs(&name, &table('r'), &OUTBOX_COLUMNS), []);
+        assert_eq!(needs_of(&table('p'), &publication()), []);
+    }
+
+    #[test]
+    fn every_unfit_column_is_named_at_once() {
+        let mut unfit = table('r');
+        unfit.columns.retain(|c| c.name != "event_id");
+        for column in &mut unfit.columns {
+            match column.name.as_str() {
+                "aggregate_id" => column.generated = true,
+                "payload" => column.type_name = "integer".into(),
+                _ => {}
+            }
+        }
+        let needs = table_needs(&source().table, &unfit, &OUTBOX_COLUMNS);
+        let causes: Vec<&str> = needs.iter().map(|n| n.cause.as_str()).collect();
+        assert!(
+            causes
+                .iter()
+                .any(|c| c.contains("column aggregate_id") && c.contains("generated"))
+        );
+        assert!(
+            causes
+                .iter()
+                .any(|c| c.contains("column payload") && c.contains("integer"))
+        );
+        assert!(
+            causes
+                .iter()
+                .any(|c| c.ends_with("lacks the columns: event_id"))
+        );
+        assert_eq!(needs.len(), 3);
+    }
+
+    #[test]
+    fn a_second_table_in_the_publication_is_named_with_the_statement_that_takes_it_out() {
+        let mut two = publication();
+        two.tables.push(published(8, "Other"));
+        let needs = needs_of(&table('r'), &two);
+        assert_eq!(needs.len(), 1);
+        assert!(
+            needs[0]
+                .cause
+                .contains("public.\"Other\" beside public.outbox")
+        );
+        assert_eq!(
+            needs[0].remedy,
+            "alter publication \"Pub\" set table \"public\".\"outbox\""
+        );
+    }
+
+    #[test]
+    fn a_filter_and_a_column_list_leave_things_out() {
+        let mut filtered = publication();
+        filtered.tables[0].row_filter = true;
+        filtered.tables[0].column_list = true;
+        let needs = needs_of(&table('r'), &filtered);
+        assert!(needs[0].cause.contains("a row filter and a column list"));
+    }
+
+    #[test]
+    fn updates_and_leaves_of_a_partitioned_table_are_switched_off_in_one_statement() {
+        let mut loud = publication();
+        loud.publish.push("update".into());
+        loud.via_partition_root = false;
+        assert_eq!(
+            needs_of(&table('p'), &loud)[0].remedy,
+            "alter publication \"Pub\" set (publish = 'insert', publish_via_partition_root = true)"
+        );
+        loud.publish.pop();
+        assert_eq!(needs_of(&table('r'), &loud), []);
+    }
+}

@@ -7,9 +7,13 @@
 #![allow(dead_code)]
 
 mod check;
+mod ddl;
 mod kafka;
+mod load;
 mod postgres;
 mod proc;
 mod relay;
+mod rows;
 mod servers;
 mod stage;
+mod stream;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::kafka::{Broker, Rec};
 use crate::postgres::{Cluster, Database, Pg, Sql};
+use crate::proc::eventually;
 use crate::relay::{Ended, Relay, run_to_end};
 
 pub const MINUTE: Duration = Duration::from_secs(60);
@@ -13,6 +14,10 @@ pub struct Stage<'a> {
     pub broker: &'a Broker,
     /// Topics are `<prefix>.<aggregate_type>`: tests share the broker.
     pub prefix: String,
+    /// The topic template; `None` is `<prefix>.{aggregate_type}`.
+    pub template: Option<String>,
+    /// Who the relay is in the database.
+    pub user: String,
     /// More arguments of `init` and `run`.
     pub source_args: Vec<String>,
     /// More arguments of `run` alone.
@@ -37,6 +42,8 @@ impl<'a> Stage<'a> {
             db,
             broker,
             prefix,
+            template: None,
+            user: "postgres".to_owned(),
             source_args: Vec::new(),
             run_args: Vec::new(),
         }
@@ -50,7 +57,7 @@ impl<'a> Stage<'a> {
     fn source(&self) -> Vec<String> {
         let mut args = vec![
             "--database-url".to_owned(),
-            self.db.url(),
+            self.db.url_as(&self.user),
             "--slot".to_owned(),
             self.db.slot(),
         ];
@@ -80,7 +87,9 @@ impl<'a> Stage<'a> {
             "--brokers".to_owned(),
             self.broker.bootstrap(),
             "--topic".to_owned(),
-            format!("{}.{{aggregate_type}}", self.prefix),
+            self.template
+                .clone()
+                .unwrap_or_else(|| format!("{}.{{aggregate_type}}", self.prefix)),
         ]);
         args.extend(self.run_args.iter().cloned());
         args
@@ -98,6 +107,21 @@ impl<'a> Stage<'a> {
         let args = self.run_line();
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         run_to_end(&args, &[], MINUTE)
+    }
+
+    /// Waits until everything that is committed by now is confirmed to Postgres.
+    #[track_caller]
+    pub fn wait_confirmed(&self, deadline: Duration) {
+        let sql = self.db.connect();
+        let target = sql.one("select pg_current_wal_flush_lsn()");
+        let slot = self.db.slot();
+        eventually(deadline, format!("the slot confirms {target}"), || {
+            let reached = sql.one(&format!(
+                "select coalesce(confirmed_flush_lsn >= '{target}', false)
+                 from pg_replication_slots where slot_name = '{slot}'"
+            ));
+            (reached == "t").then_some(())
+        });
     }
 
     /// All records of topic `t`, once there are at least `n`.

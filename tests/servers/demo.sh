@@ -3,7 +3,6 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 target=${CARGO_TARGET_DIR:-$here/../../target}
-set -- "$@"
 
 own_postgres() {
     command -v postgres >/dev/null 2>&1 && command -v initdb >/dev/null 2>&1 && return
@@ -14,14 +13,14 @@ own_postgres() {
 }
 
 case " $* " in
-*" --postgres-bin"*) ;;
+*" --pg-bin"*) ;;
 *)
     if ! own_postgres; then
         echo "demo: no Postgres server on this machine: fetching one" >&2
         "$here/install.sh" servers
         "$here/fetch.sh" postgres
         cache=${WALRELAY_SERVERS:-$here/cache}
-        set -- --postgres-bin "$cache/postgres/18/bin" "$@"
+        set -- --pg-bin "$cache/postgres/18/bin" "$@"
     fi
     ;;
 esac

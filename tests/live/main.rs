@@ -8,10 +8,12 @@
 
 mod check;
 mod ddl;
+mod init;
 mod kafka;
 mod load;
 mod postgres;
 mod proc;
+mod refusals;
 mod relay;
 mod rows;
 mod servers;

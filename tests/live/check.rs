@@ -31,6 +31,11 @@ impl Committed {
         }
     }
 
+    /// Every event, in no order.
+    pub fn events(&self) -> impl Iterator<Item = &String> {
+        self.by_key.values().flatten()
+    }
+
     pub fn len(&self) -> usize {
         self.by_key.values().map(Vec::len).sum()
     }

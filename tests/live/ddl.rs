@@ -113,7 +113,7 @@ fn assert_hundred(records: &[Rec]) {
     assert_eq!(records.len(), 100);
     for (n, record) in (1..).zip(records) {
         let value = record.value_text();
-        assert!(value.contains(&format!("\"n\": {n}")), "{n}: {:.40}", value);
+        assert!(value.contains(&format!("\"n\": {n}")), "{n}: {value:.40}");
         assert_eq!(value.len() > 200_000, n == 50);
     }
 }

@@ -475,14 +475,19 @@ impl Sql {
             .unwrap_or_default()
     }
 
-    /// `copy … from stdin` with these bytes.
+    /// `copy … from stdin` with these bytes, in a transaction of its own.
     pub fn copy_in(&self, sql: &str, data: &str) -> Result<u64, tokio_postgres::Error> {
         runtime().block_on(async {
+            // Of itself the client reports success at CommandComplete, which in the extended
+            // protocol comes before the commit: a server that dies in between takes it back.
+            self.client.batch_execute("begin").await?;
             let sink = self.client.copy_in(sql).await?;
             let mut sink = std::pin::pin!(sink);
             sink.send(bytes::Bytes::copy_from_slice(data.as_bytes()))
                 .await?;
-            sink.finish().await
+            let rows = sink.finish().await?;
+            self.client.batch_execute("commit").await?;
+            Ok(rows)
         })
     }
 

@@ -1,9 +1,12 @@
 //! The harness itself: the servers start, carry data, and survive what tests do to them.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::kafka::Broker;
+use crate::load::{Load, Plan, Shape};
 use crate::postgres::{Cluster, Pg, Stop};
+use crate::proc::eventually;
 
 #[test]
 fn a_cluster_survives_every_kind_of_end() {
@@ -66,4 +69,41 @@ fn shared_servers_of_both_versions_answer() {
         }));
     }
     assert!(!Broker::shared().topic_exists("none"));
+}
+
+#[test]
+fn writers_know_what_they_committed_over_every_restart() {
+    let cluster = Cluster::start(Pg::V15);
+    let db = cluster.database();
+    db.connect().run(
+        "create table outbox (event_id uuid unique, aggregate_type text, aggregate_id text,
+                              event_type text, payload jsonb)",
+    );
+    let load = Load::start(&db, &Plan::new(4, Shape::Mixed));
+    for end in [Stop::Fast, Stop::Immediate] {
+        let goal = load.committed() + 300;
+        eventually(Duration::from_secs(60), "writers go on", || {
+            (load.committed() >= goal).then_some(())
+        });
+        cluster.restart(end);
+    }
+    let goal = load.committed() + 100;
+    eventually(Duration::from_secs(60), "writers go on", || {
+        (load.committed() >= goal).then_some(())
+    });
+    let committed = load.stop();
+    let stored: BTreeSet<String> = db
+        .connect()
+        .rows("select event_id from outbox")
+        .into_iter()
+        .map(|row| row[0].clone().expect("an id"))
+        .collect();
+    let said: BTreeSet<String> = committed.events().cloned().collect();
+    let differ: Vec<&String> = stored.symmetric_difference(&said).collect();
+    assert!(
+        differ.is_empty(),
+        "stored {}, said {}: {differ:?}",
+        stored.len(),
+        said.len()
+    );
 }

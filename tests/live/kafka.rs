@@ -1,6 +1,7 @@
 //! A real Apache Kafka, one node. Tests share one broker, each with topics of its own; a test that
 //! stops or kills it starts its own.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use rdkafka::{Offset, TopicPartitionList};
 use rustix::process::Signal;
 
 use crate::postgres::runtime;
-use crate::proc::{self, AtParentDeath, Proc, RunAs, eventually};
+use crate::proc::{self, AtParentDeath, Proc, RunAs, eventually, eventually_says};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -271,23 +272,26 @@ impl Broker {
     }
 
     /// Waits until a topic holds at least `n` records.
+    #[track_caller]
     pub fn wait_count(&self, topic: &str, n: usize, deadline: Duration) {
+        self.wait_count_while(topic, n, deadline, || {});
+    }
+
+    /// The same; `check` panics when there is nothing to wait for any more.
+    #[track_caller]
+    pub fn wait_count_while(&self, topic: &str, n: usize, deadline: Duration, check: impl Fn()) {
         let consumer = self.consumer();
-        let mut seen = 0;
-        let until = std::time::Instant::now() + deadline;
-        while seen < n {
-            seen = watermarks(&consumer, topic)
+        let seen = Cell::new(0);
+        let what = || format!("{topic} holds {} records of {n}", seen.get());
+        eventually_says(deadline, what, || {
+            check();
+            let now: i64 = watermarks(&consumer, topic)
                 .iter()
-                .map(|(_, low, high)| usize::try_from(high - low).expect("low is below high"))
+                .map(|(_, low, high)| high - low)
                 .sum();
-            assert!(
-                seen >= n || std::time::Instant::now() < until,
-                "{topic} holds {seen} records of {n} after {deadline:?}"
-            );
-            if seen < n {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        }
+            seen.set(usize::try_from(now).expect("low is below high"));
+            (seen.get() >= n).then_some(())
+        });
     }
 
     /// Every record from the beginning to the high watermarks of now, each partition in order.

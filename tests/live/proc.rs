@@ -136,6 +136,15 @@ pub fn send(pid: u32, signal: Signal) {
     let _ = kill_process(pid.expect("a process id"), signal);
 }
 
+/// Has a child of ours ended without anybody having waited for it?
+pub fn ended_unnoticed(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state follows the name in parentheses.
+    stat.rsplit(')')
+        .next()
+        .is_some_and(|rest| rest.trim_start().starts_with('Z'))
+}
+
 /// The direct children of a process.
 pub fn children(parent: u32) -> Vec<u32> {
     let path = format!("/proc/{parent}/task/{parent}/children");
@@ -149,9 +158,20 @@ pub fn children(parent: u32) -> Vec<u32> {
 const POLL: Duration = Duration::from_millis(5);
 
 /// Asks again and again until `condition` gives something; panics with `what` after `deadline`.
+#[track_caller]
 pub fn eventually<T>(
     deadline: Duration,
     what: impl AsRef<str>,
+    condition: impl FnMut() -> Option<T>,
+) -> T {
+    eventually_says(deadline, || what.as_ref().to_owned(), condition)
+}
+
+/// The same with words that are found when they are needed.
+#[track_caller]
+pub fn eventually_says<T>(
+    deadline: Duration,
+    what: impl Fn() -> String,
     mut condition: impl FnMut() -> Option<T>,
 ) -> T {
     let until = Instant::now() + deadline;
@@ -163,7 +183,7 @@ pub fn eventually<T>(
         assert!(
             Instant::now() < until,
             "not within {deadline:?}: {}",
-            what.as_ref()
+            what()
         );
         thread::sleep(pause);
         pause = (pause * 5 / 4).min(Duration::from_millis(100));

@@ -373,7 +373,7 @@ fn create_topics_makes_what_is_missing() {
          values (gen_random_uuid(), 'made', 'k', 'e', '{}')",
     );
     let mut relay = stage.run();
-    stage.broker.wait_count(&stage.topic("made"), 1, MINUTE);
+    stage.wait_count("made", 1, MINUTE);
     relay.stop();
     assert_eq!(stage.broker.partitions(&stage.topic("made")), Some(6));
 }

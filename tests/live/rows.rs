@@ -402,11 +402,11 @@ fn r16_rows_of_one_copy_share_an_lsn_and_none_is_lost_to_a_kill() {
 
     // Some acked: killed as soon as the first is in the log.
     copy(["4", "5", "6"]);
-    broker.wait_count(&stage.topic("t"), 4, MINUTE);
+    stage.wait_count("t", 4, MINUTE);
     relay.kill9();
     let mut relay = stage.run();
     copy(["7", "8", "9"]);
-    broker.wait_count(&stage.topic("t"), 9, MINUTE);
+    stage.wait_count("t", 9, MINUTE);
     stage.wait_confirmed(MINUTE);
     relay.stop();
     assert_eq!(order(&broker.read_all(&stage.topic("t"))), "123456789");

@@ -1,10 +1,11 @@
 //! What most tests need: a database, a broker, topics of their own, and the relay between them.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use crate::kafka::{Broker, Rec};
 use crate::postgres::{Cluster, Database, Pg, Sql};
-use crate::proc::eventually;
+use crate::proc::{self, eventually};
 use crate::relay::{Ended, Relay, run_to_end};
 
 pub const MINUTE: Duration = Duration::from_secs(60);
@@ -22,6 +23,8 @@ pub struct Stage<'a> {
     pub source_args: Vec<String>,
     /// More arguments of `run` alone.
     pub run_args: Vec<String>,
+    /// The relay that was started last.
+    last_relay: Cell<Option<u32>>,
 }
 
 impl Stage<'static> {
@@ -46,6 +49,7 @@ impl<'a> Stage<'a> {
             user: "postgres".to_owned(),
             source_args: Vec::new(),
             run_args: Vec::new(),
+            last_relay: Cell::new(None),
         }
     }
 
@@ -99,7 +103,9 @@ impl<'a> Stage<'a> {
     pub fn run(&self) -> Relay {
         let args = self.run_line();
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        Relay::start(&args, &[])
+        let relay = Relay::start(&args, &[]);
+        self.last_relay.set(Some(relay.pid()));
+        relay
     }
 
     /// `walrelay run` that must end by itself.
@@ -109,6 +115,21 @@ impl<'a> Stage<'a> {
         run_to_end(&args, &[], MINUTE)
     }
 
+    /// Waits until a topic holds at least `n` records; gives up at once when the relay has ended.
+    #[track_caller]
+    pub fn wait_count(&self, aggregate_type: &str, n: usize, deadline: Duration) {
+        self.broker
+            .wait_count_while(&self.topic(aggregate_type), n, deadline, || {
+                self.expect_relay();
+            });
+    }
+
+    fn expect_relay(&self) {
+        if let Some(pid) = self.last_relay.get() {
+            assert!(!proc::ended_unnoticed(pid), "the relay ended by itself");
+        }
+    }
+
     /// Waits until everything that is committed by now is confirmed to Postgres.
     #[track_caller]
     pub fn wait_confirmed(&self, deadline: Duration) {
@@ -116,6 +137,7 @@ impl<'a> Stage<'a> {
         let target = sql.one("select pg_current_wal_flush_lsn()");
         let slot = self.db.slot();
         eventually(deadline, format!("the slot confirms {target}"), || {
+            self.expect_relay();
             let reached = sql.one(&format!(
                 "select coalesce(confirmed_flush_lsn >= '{target}', false)
                  from pg_replication_slots where slot_name = '{slot}'"
@@ -127,7 +149,7 @@ impl<'a> Stage<'a> {
     /// All records of topic `t`, once there are at least `n`.
     #[track_caller]
     pub fn records(&self, n: usize) -> Vec<Rec> {
-        self.broker.wait_count(&self.topic("t"), n, MINUTE);
+        self.wait_count("t", n, MINUTE);
         self.broker.read_all(&self.topic("t"))
     }
 }

@@ -15,10 +15,9 @@ const RSS_MAX: u64 = 96 << 20;
 
 /// Waits until all that was committed has arrived, and hands it to the judge.
 fn judged(stage: &Stage<'_>, committed: &Committed) -> crate::check::Verdict {
-    let topic = stage.topic("t");
-    stage.broker.wait_count(&topic, committed.len(), 2 * MINUTE);
+    stage.wait_count("t", committed.len(), 2 * MINUTE);
     stage.wait_confirmed(MINUTE);
-    check(&stage.broker.read_all(&topic), committed)
+    check(&stage.broker.read_all(&stage.topic("t")), committed)
 }
 
 #[test]
@@ -95,9 +94,7 @@ fn a_connection_cut_inside_a_huge_transaction_repeats_nothing() {
     let before = stage.db.confirmed();
     let mut relay = stage.run();
     for reached in [50_000, 200_000] {
-        stage
-            .broker
-            .wait_count(&stage.topic("t"), reached, 2 * MINUTE);
+        stage.wait_count("t", reached, 2 * MINUTE);
         let cut = stage.db.connect().one(&format!(
             "select count(pg_terminate_backend(active_pid)) from pg_replication_slots
              where slot_name = '{}'",
@@ -119,9 +116,7 @@ fn s04_a_huge_transaction_survives_a_kill_in_the_middle() {
     let committed = half_a_million(&stage);
     let before = stage.db.confirmed();
     let mut relay = stage.run();
-    stage
-        .broker
-        .wait_count(&stage.topic("t"), 100_000, 2 * MINUTE);
+    stage.wait_count("t", 100_000, 2 * MINUTE);
     assert_eq!(stage.db.confirmed(), before, "the slot moved inside of it");
     let peak = relay.memory().peak;
     assert!(peak <= RSS_MAX, "peak RSS {} MB", peak >> 20);
@@ -251,7 +246,7 @@ fn s03_twenty_kills_lose_nothing_and_keep_the_order() {
         let seen = stage.broker.count(&stage.topic("t"));
         // At another moment each time: after the first delivery, and a varying number of events on.
         let goal = load.committed() + 50 + round * 37 % 200;
-        stage.broker.wait_count(&stage.topic("t"), seen + 1, MINUTE);
+        stage.wait_count("t", seen + 1, MINUTE);
         eventually(MINUTE, "writers go on", || {
             (load.committed() >= goal).then_some(())
         });
@@ -275,9 +270,7 @@ fn s03_sigterm_under_load_is_clean_and_repeats_nothing() {
         for _ in 0..5 {
             let mut relay = stage.run();
             let seen = stage.broker.count(&stage.topic("t"));
-            stage
-                .broker
-                .wait_count(&stage.topic("t"), seen + 300, MINUTE);
+            stage.wait_count("t", seen + 300, MINUTE);
             relay.stop();
             confirmed_is_all_that_was_delivered(&stage);
         }

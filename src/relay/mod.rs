@@ -1,0 +1,15 @@
+//! The decisions. Pure: no sockets, no clock, no logging; time is an argument. Everything that
+//! can lose, reorder or repeat an event is in here, so that it can be simulated without a server.
+
+pub mod feedback;
+pub mod held;
+pub mod ledger;
+pub mod machine;
+pub mod outbox;
+pub mod route;
+pub mod topics;
+
+use std::time::Duration;
+
+/// A point in time: since the machine was booted, suspension included (`CLOCK_BOOTTIME`).
+pub type Moment = Duration;

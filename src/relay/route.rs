@@ -1,0 +1,228 @@
+//! Where a record goes: the topic's name from a template over columns, the partition from the key.
+//!
+//! # Invariants
+//! A topic's name is never repaired: an illegal one is an error, for a replacement character would
+//! merge two topics. The partition is the Java client's for the same key and count.
+
+use std::fmt;
+
+/// A topic name with `{column}` in it, e.g. `outbox.event.{aggregate_type}`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template {
+    text: String,
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Part {
+    Literal(String),
+    Column(String),
+}
+
+/// Why a text is no template.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TemplateError {
+    #[error("the topic template is empty")]
+    Empty,
+    #[error("the topic template {0:?} has an opening brace without a closing one")]
+    Unclosed(String),
+    #[error("the topic template {0:?} has a closing brace without an opening one")]
+    Unopened(String),
+    #[error("the topic template {0:?} has empty braces: write a column's name between them")]
+    NoColumn(String),
+    #[error("{1:?} in the topic template {0:?} is not legal in a topic's name")]
+    IllegalCharacter(String, char),
+}
+
+impl Template {
+    /// # Errors
+    /// Unbalanced braces, an empty column name, a character that no topic name may have.
+    pub fn parse(text: &str) -> Result<Self, TemplateError> {
+        if text.is_empty() {
+            return Err(TemplateError::Empty);
+        }
+        let mut parts = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let open = rest.find('{').unwrap_or(rest.len());
+            if open > 0 {
+                parts.push(literal(text, &rest[..open])?);
+            }
+            if open == rest.len() {
+                break;
+            }
+            let Some(close) = rest[open..].find('}') else {
+                return Err(TemplateError::Unclosed(text.to_owned()));
+            };
+            let column = &rest[open + 1..open + close];
+            if column.is_empty() {
+                return Err(TemplateError::NoColumn(text.to_owned()));
+            }
+            parts.push(Part::Column(column.to_owned()));
+            rest = &rest[open + close + 1..];
+        }
+        Ok(Template {
+            text: text.to_owned(),
+            parts,
+        })
+    }
+
+    /// The columns that the template needs, in the order of their use.
+    pub fn columns(&self) -> impl Iterator<Item = &str> {
+        self.parts.iter().filter_map(|part| match part {
+            Part::Literal(_) => None,
+            Part::Column(name) => Some(name.as_str()),
+        })
+    }
+
+    /// Writes the topic's name for these column values (in the order of [`Template::columns`]).
+    ///
+    /// # Errors
+    /// The name would be illegal; the error quotes it and the rule.
+    pub fn render<'a>(
+        &self,
+        mut values: impl Iterator<Item = Option<&'a [u8]>>,
+        topic: &mut String,
+    ) -> Result<(), IllegalTopic> {
+        topic.clear();
+        for part in &self.parts {
+            match part {
+                Part::Literal(text) => topic.push_str(text),
+                Part::Column(name) => match values.next().flatten() {
+                    Some(value) => topic.push_str(&String::from_utf8_lossy(value)),
+                    None => return Err(IllegalTopic::NullColumn(name.clone())),
+                },
+            }
+        }
+        if is_legal_topic(topic) {
+            Ok(())
+        } else {
+            Err(IllegalTopic::Name(topic.clone()))
+        }
+    }
+}
+
+impl fmt::Display for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+fn literal(whole: &str, part: &str) -> Result<Part, TemplateError> {
+    if part.contains('}') {
+        return Err(TemplateError::Unopened(whole.to_owned()));
+    }
+    match part.chars().find(|c| !is_topic_char(*c)) {
+        Some(c) => Err(TemplateError::IllegalCharacter(whole.to_owned(), c)),
+        None => Ok(Part::Literal(part.to_owned())),
+    }
+}
+
+/// A topic name that no broker would take.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IllegalTopic {
+    #[error(
+        "{0:?} is not a legal topic name: ASCII letters, digits, '.', '_' and '-', at most 249, not \".\" or \"..\""
+    )]
+    Name(String),
+    #[error("the topic template needs column {0:?}, which is null in this row")]
+    NullColumn(String),
+}
+
+/// Kafka's limit on the length of a topic name, in characters.
+const TOPIC_LENGTH_MAX: usize = 249;
+
+fn is_topic_char(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')
+}
+
+fn is_legal_topic(topic: &str) -> bool {
+    !topic.is_empty()
+        && topic.len() <= TOPIC_LENGTH_MAX
+        && topic != "."
+        && topic != ".."
+        && topic.chars().all(is_topic_char)
+}
+
+/// The Java client's partition for a key: `(murmur2(key) & 0x7fffffff) % partitions`.
+#[must_use]
+pub fn partition(key: &[u8], partitions: i32) -> i32 {
+    let positive = murmur2(key) & 0x7fff_ffff;
+    let count = u32::try_from(partitions.max(1)).expect("at least one");
+    i32::try_from(positive % count).expect("below an i32")
+}
+
+/// `MurmurHash2`, 32 bits, with the seed of Kafka's Java client.
+#[must_use]
+pub fn murmur2(data: &[u8]) -> u32 {
+    const SEED: u32 = 0x9747_b28c;
+    const M: u32 = 0x5bd1_e995;
+    const R: u32 = 24;
+    let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
+    let mut h = SEED ^ length;
+    let mut chunks = data.chunks_exact(4);
+    for chunk in &mut chunks {
+        let mut k = u32::from_le_bytes(chunk.try_into().expect("chunks of four"));
+        k = k.wrapping_mul(M);
+        k ^= k >> R;
+        k = k.wrapping_mul(M);
+        h = h.wrapping_mul(M) ^ k;
+    }
+    let tail = chunks.remainder();
+    for (i, byte) in tail.iter().enumerate() {
+        h ^= u32::from(*byte) << (8 * i);
+    }
+    if !tail.is_empty() {
+        h = h.wrapping_mul(M);
+    }
+    h ^= h >> 13;
+    h = h.wrapping_mul(M);
+    h ^ (h >> 15)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rendered(template: &str, value: &str) -> Result<String, IllegalTopic> {
+        let template = Template::parse(template).expect("a template");
+        let mut topic = String::new();
+        template.render([Some(value.as_bytes())].into_iter(), &mut topic)?;
+        Ok(topic)
+    }
+
+    #[test]
+    fn illegal_names_are_refused_and_never_repaired() {
+        let default = "outbox.event.{aggregate_type}";
+        assert!(rendered(default, "a b/c").is_err());
+        assert!(rendered(default, "né").is_err());
+        assert!(rendered(default, &"a".repeat(237)).is_err());
+        assert_eq!(
+            rendered(default, &"a".repeat(236)).map(|t| t.len()),
+            Ok(249)
+        );
+        assert_eq!(rendered(default, ".").as_deref(), Ok("outbox.event.."));
+        for name in [".", "..", ""] {
+            assert!(rendered("{aggregate_type}", name).is_err());
+        }
+    }
+
+    #[test]
+    fn templates_say_what_is_wrong_with_them() {
+        for bad in ["", "a.{b", "a.b}", "a.{}", "a b"] {
+            assert!(Template::parse(bad).is_err(), "{bad:?}");
+        }
+        let two = Template::parse("{a}.{b}-x").expect("a template");
+        assert_eq!(two.columns().collect::<Vec<_>>(), ["a", "b"]);
+    }
+
+    #[test]
+    fn known_keys_land_where_java_puts_them() {
+        assert_eq!(partition(b"order-1", 6), 4);
+        assert_eq!(partition(b"order-1", 12), 10);
+        assert_eq!(partition(b"order-2", 12), 3);
+        assert_eq!(partition(b"", 6), 3);
+        assert_eq!(partition("a\tb\n\"q\" \u{1F600}é".as_bytes(), 6), 0);
+        assert_eq!(partition(b"-5", 6), 3);
+    }
+}

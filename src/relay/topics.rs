@@ -1,0 +1,138 @@
+//! What is known about topics: an event is handed over only to one that the cluster has.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::Moment;
+use crate::record::TopicState;
+
+/// More topics than this is a template gone wrong (an id in a topic's name), not a design.
+pub const TOPICS_MAX: usize = 10_000;
+/// How often an absent topic is asked for: a new one is found within this.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+enum Known {
+    /// Not asked yet, or the question is on its way.
+    Asking,
+    Present {
+        partitions: i32,
+    },
+    Absent,
+    /// The cluster did not answer.
+    Silent,
+}
+
+#[derive(Debug)]
+struct Topic {
+    name: String,
+    known: Known,
+    is_asked: bool,
+    ask_at: Moment,
+}
+
+#[derive(Debug, Default)]
+pub struct Topics {
+    by_name: HashMap<String, u16>,
+    list: Vec<Topic>,
+}
+
+impl Topics {
+    /// The topic's number; `None` when there are too many. A new one is asked for at once.
+    pub fn id(&mut self, name: &str) -> Option<u16> {
+        if let Some(id) = self.by_name.get(name) {
+            return Some(*id);
+        }
+        if self.list.len() >= TOPICS_MAX {
+            return None;
+        }
+        let id = u16::try_from(self.list.len()).ok()?;
+        self.by_name.insert(name.to_owned(), id);
+        self.list.push(Topic {
+            name: name.to_owned(),
+            known: Known::Asking,
+            is_asked: false,
+            ask_at: Moment::ZERO,
+        });
+        Some(id)
+    }
+
+    #[must_use]
+    pub fn name(&self, id: u16) -> &str {
+        &self.list[usize::from(id)].name
+    }
+
+    /// The number of partitions, where the topic is known to exist.
+    #[must_use]
+    pub fn partitions(&self, id: u16) -> Option<i32> {
+        match self.list[usize::from(id)].known {
+            Known::Present { partitions } => Some(partitions),
+            Known::Asking | Known::Absent | Known::Silent => None,
+        }
+    }
+
+    /// The cluster's answer. Returns whether the topic has just become usable.
+    pub fn answer(&mut self, name: &str, state: &TopicState, now: Moment) -> bool {
+        let Some(id) = self.by_name.get(name) else {
+            return false;
+        };
+        let topic = &mut self.list[usize::from(*id)];
+        topic.is_asked = false;
+        topic.ask_at = now + ASK_AGAIN;
+        topic.known = match state {
+            TopicState::Present { partitions, .. } => Known::Present {
+                partitions: *partitions,
+            },
+            TopicState::Absent => Known::Absent,
+            TopicState::Unknown(_) => Known::Silent,
+        };
+        matches!(topic.known, Known::Present { .. })
+    }
+
+    /// The names to ask the cluster for now.
+    pub fn questions(&mut self, now: Moment) -> Vec<String> {
+        let mut names = Vec::new();
+        for topic in &mut self.list {
+            let is_present = matches!(topic.known, Known::Present { .. });
+            if !is_present && !topic.is_asked && now >= topic.ask_at {
+                topic.is_asked = true;
+                names.push(topic.name.clone());
+            }
+        }
+        names
+    }
+
+    #[must_use]
+    pub fn next_question_at(&self) -> Option<Moment> {
+        self.list
+            .iter()
+            .filter(|t| !t.is_asked && !matches!(t.known, Known::Present { .. }))
+            .map(|t| t.ask_at)
+            .min()
+    }
+
+    /// Topics that the cluster says it does not have.
+    pub fn absent(&self) -> impl Iterator<Item = &str> {
+        self.list
+            .iter()
+            .filter(|t| matches!(t.known, Known::Absent))
+            .map(|t| t.name.as_str())
+    }
+
+    /// Is the cluster silent about some topic?
+    #[must_use]
+    pub fn is_unanswered(&self) -> bool {
+        self.list
+            .iter()
+            .any(|t| matches!(t.known, Known::Asking | Known::Silent))
+    }
+
+    /// What was known may be wrong: ask for every topic again before its next event.
+    pub fn doubt_all(&mut self) {
+        for topic in &mut self.list {
+            topic.known = Known::Asking;
+            topic.is_asked = false;
+            topic.ask_at = Moment::ZERO;
+        }
+    }
+}

@@ -5,5 +5,6 @@ pub mod error;
 pub mod io;
 pub mod lsn;
 pub mod record;
+pub mod relay;
 pub mod telemetry;
 pub mod wire;

@@ -52,19 +52,22 @@ impl Held {
     }
 
     /// Takes out, in order, what may go now: at most `room` events and about `room_bytes`.
+    /// Returns beside it whether the room ended before the queue did.
     pub fn release(
         &mut self,
         topics: &Topics,
         room: usize,
         room_bytes: usize,
-    ) -> Vec<(Ticket, u16, Record<'static>)> {
+    ) -> (Vec<(Ticket, u16, Record<'static>)>, bool) {
         let mut released = Vec::new();
+        let mut ran_out = false;
         let mut released_bytes = 0;
         let mut blocked: HashSet<u64> = HashSet::new();
         let mut staying = VecDeque::new();
         while let Some(waiting) = self.queue.pop_front() {
             let is_full = released.len() >= room || released_bytes >= room_bytes;
             if is_full {
+                ran_out = true;
                 staying.push_back(waiting);
                 staying.append(&mut self.queue);
                 break;
@@ -82,7 +85,7 @@ impl Held {
             }
         }
         self.queue = staying;
-        released
+        (released, ran_out)
     }
 
     fn forget_key(&mut self, key: u64) {

@@ -342,9 +342,9 @@ impl Ledger {
                 transaction.first + transaction.count
             }
             Kind::New => {
+                self.next = self.taken.len();
                 let transaction = self.taken.back_mut().expect("pushed at its first insert");
                 transaction.end_lsn = Some(end_lsn);
-                self.next = self.taken.len();
                 transaction.first + transaction.count
             }
         };

@@ -3,8 +3,10 @@
 
 pub mod feedback;
 pub mod held;
+pub mod intake;
 pub mod ledger;
 pub mod machine;
+pub mod orders;
 pub mod outbox;
 pub mod route;
 pub mod topics;

@@ -117,7 +117,11 @@ impl Shape {
             payload,
             payload_is_bytea: payload_type == Some(BYTEA),
             headers: find("headers")?,
-            topic: mapping.topic.columns().map(find).collect::<Result<_, _>>()?,
+            topic: mapping
+                .topic
+                .columns()
+                .map(find)
+                .collect::<Result<_, _>>()?,
             extra: mapping
                 .headers
                 .iter()

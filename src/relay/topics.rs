@@ -15,9 +15,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(2);
 enum Known {
     /// Not asked yet, or the question is on its way.
     Asking,
-    Present {
-        partitions: i32,
-    },
+    Present,
     Absent,
     /// The cluster did not answer.
     Silent,
@@ -27,6 +25,9 @@ enum Known {
 struct Topic {
     name: String,
     known: Known,
+    /// The count that keys are spread over; it stays while events are on their way, or a key's
+    /// later events could overtake its earlier ones.
+    partitions: Option<i32>,
     is_asked: bool,
     ask_at: Moment,
 }
@@ -51,6 +52,7 @@ impl Topics {
         self.list.push(Topic {
             name: name.to_owned(),
             known: Known::Asking,
+            partitions: None,
             is_asked: false,
             ask_at: Moment::ZERO,
         });
@@ -65,13 +67,15 @@ impl Topics {
     /// The number of partitions, where the topic is known to exist.
     #[must_use]
     pub fn partitions(&self, id: u16) -> Option<i32> {
-        match self.list[usize::from(id)].known {
-            Known::Present { partitions } => Some(partitions),
+        let topic = &self.list[usize::from(id)];
+        match topic.known {
+            Known::Present => topic.partitions,
             Known::Asking | Known::Absent | Known::Silent => None,
         }
     }
 
     /// The cluster's answer. Returns whether the topic has just become usable.
+    /// Silence about a topic that was there changes nothing.
     pub fn answer(&mut self, name: &str, state: &TopicState, now: Moment) -> bool {
         let Some(id) = self.by_name.get(name) else {
             return false;
@@ -79,21 +83,24 @@ impl Topics {
         let topic = &mut self.list[usize::from(*id)];
         topic.is_asked = false;
         topic.ask_at = now + ASK_AGAIN;
+        let was_present = matches!(topic.known, Known::Present);
         topic.known = match state {
-            TopicState::Present { partitions, .. } => Known::Present {
-                partitions: *partitions,
-            },
+            TopicState::Present { partitions, .. } => {
+                topic.partitions = topic.partitions.or(Some(*partitions));
+                Known::Present
+            }
             TopicState::Absent => Known::Absent,
+            TopicState::Unknown(_) if was_present => Known::Present,
             TopicState::Unknown(_) => Known::Silent,
         };
-        matches!(topic.known, Known::Present { .. })
+        !was_present && matches!(topic.known, Known::Present)
     }
 
     /// The names to ask the cluster for now.
     pub fn questions(&mut self, now: Moment) -> Vec<String> {
         let mut names = Vec::new();
         for topic in &mut self.list {
-            let is_present = matches!(topic.known, Known::Present { .. });
+            let is_present = matches!(topic.known, Known::Present);
             if !is_present && !topic.is_asked && now >= topic.ask_at {
                 topic.is_asked = true;
                 names.push(topic.name.clone());
@@ -106,7 +113,7 @@ impl Topics {
     pub fn next_question_at(&self) -> Option<Moment> {
         self.list
             .iter()
-            .filter(|t| !t.is_asked && !matches!(t.known, Known::Present { .. }))
+            .filter(|t| !t.is_asked && !matches!(t.known, Known::Present))
             .map(|t| t.ask_at)
             .min()
     }
@@ -127,10 +134,17 @@ impl Topics {
             .any(|t| matches!(t.known, Known::Asking | Known::Silent))
     }
 
-    /// What was known may be wrong: ask for every topic again before its next event.
+    /// Every topic's name: to ask whether they are all still there.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.list.iter().map(|t| t.name.as_str())
+    }
+
+    /// What was known may be wrong and nothing is on its way: every topic is asked for again
+    /// before its next event.
     pub fn doubt_all(&mut self) {
         for topic in &mut self.list {
             topic.known = Known::Asking;
+            topic.partitions = None;
             topic.is_asked = false;
             topic.ask_at = Moment::ZERO;
         }

@@ -1,0 +1,241 @@
+//! The machine's reading side: one WAL message to at most one record.
+
+use super::Moment;
+use super::ledger::Take;
+use super::machine::{Machine, Poisoned};
+use super::orders::Notice;
+use super::outbox::{Draft, Row, Shape};
+use super::route;
+use crate::error::{Exit, Failure};
+use crate::record::{Record, Ticket};
+use crate::wire::DecodeError;
+use crate::wire::pgoutput::{Message, Oid, Relation, Tuple};
+use crate::wire::replication::{ReplicationMessage, Reply};
+
+/// Takes records; never refuses to the caller's face: what went wrong comes back as a report.
+pub trait Outlet {
+    fn send(&mut self, record: &Record<'_>, ticket: Ticket);
+}
+
+impl Machine {
+    /// The body of one CopyData message of the stream.
+    pub fn on_copy_data(&mut self, body: &[u8], now: Moment, outlet: &mut impl Outlet) {
+        if let Err(error) = self.read(body, now, outlet) {
+            let failure = self.undecodable(&error);
+            self.fail(failure, None, now);
+        }
+    }
+
+    fn read(
+        &mut self,
+        body: &[u8],
+        now: Moment,
+        outlet: &mut impl Outlet,
+    ) -> Result<(), DecodeError> {
+        match ReplicationMessage::decode(body)? {
+            ReplicationMessage::Keepalive { wal_end, reply, .. } => {
+                self.received(wal_end);
+                if reply == Reply::Requested {
+                    self.feedback.reply_requested();
+                }
+                if let Err(error) = self.ledger.keepalive(wal_end) {
+                    self.on_ledger_error(&error, now);
+                }
+                Ok(())
+            }
+            ReplicationMessage::XLogData {
+                wal_start, data, ..
+            } => {
+                self.received(wal_start);
+                self.on_message(Message::decode(data)?, now, outlet)
+            }
+        }
+    }
+
+    fn on_message(
+        &mut self,
+        message: Message<'_>,
+        now: Moment,
+        outlet: &mut impl Outlet,
+    ) -> Result<(), DecodeError> {
+        match message {
+            Message::Begin(triple) => {
+                self.current_lsn = triple.commit_lsn;
+                self.current_time = triple.commit_time;
+                self.in_transaction = true;
+                self.ledger.begin(triple);
+            }
+            Message::Commit { end_lsn, .. } => {
+                self.in_transaction = false;
+                self.received(end_lsn);
+                if let Err(error) = self.ledger.commit(end_lsn) {
+                    self.on_ledger_error(&error, now);
+                }
+            }
+            Message::Relation(relation) => self.on_relation(&relation),
+            Message::Insert { .. } if !self.in_transaction => {
+                return Err(DecodeError::Malformed {
+                    at: 0,
+                    what: "an Insert outside of a transaction",
+                });
+            }
+            Message::Insert { relation, tuple } => {
+                self.on_insert(relation, &tuple, now, outlet);
+            }
+            Message::Other(_) => {}
+        }
+        Ok(())
+    }
+
+    fn on_relation(&mut self, relation: &Relation<'_>) {
+        if relation.oid == Oid(self.table_oid) {
+            self.shape = Some(Shape::resolve(relation, &self.settings.mapping));
+        }
+    }
+
+    fn on_insert(
+        &mut self,
+        relation: Oid,
+        tuple: &Tuple<'_>,
+        now: Moment,
+        outlet: &mut impl Outlet,
+    ) {
+        if relation != Oid(self.table_oid) {
+            if self.foreign.insert(relation.0) {
+                self.say(Notice::ForeignTable { oid: relation.0 });
+            }
+            return;
+        }
+        let shape = match self.shape.take() {
+            Some(Ok(shape)) => shape,
+            Some(Err(missing)) => {
+                let failure = Failure::refused(
+                    format!("{missing} in the transaction at {}", self.current_lsn),
+                    "map the column to its new name, or rename it back; nothing was skipped, the slot waits in front of this row",
+                );
+                self.shape = Some(Err(missing));
+                self.fail(failure, None, now);
+                return;
+            }
+            None => {
+                let error = DecodeError::Malformed {
+                    at: 0,
+                    what: "an Insert before its Relation message",
+                };
+                let failure = self.undecodable(&error);
+                self.fail(failure, None, now);
+                return;
+            }
+        };
+        let row = Row::read(tuple);
+        match self.ledger.insert(row.event_id(&shape)) {
+            Err(error) => self.on_ledger_error(&error, now),
+            Ok(Take::PassOver) => {}
+            Ok(Take::New(ticket) | Take::Again(ticket)) => {
+                self.offer(ticket, &row, &shape, now, outlet);
+            }
+        }
+        self.shape = Some(Ok(shape));
+    }
+
+    fn offer(
+        &mut self,
+        ticket: Ticket,
+        row: &Row<'_>,
+        shape: &Shape,
+        now: Moment,
+        outlet: &mut impl Outlet,
+    ) {
+        let mut name = std::mem::take(&mut self.topic_name);
+        match row.draft(shape, &self.settings.mapping, &mut name) {
+            Ok(draft) => match self.topics.id(&name) {
+                Some(topic) => self.hand_over(ticket, draft, &name, topic, now, outlet),
+                None => self.poison(
+                    ticket,
+                    row.event_id(shape),
+                    "more than 10,000 topics: an id in the topic's name?",
+                ),
+            },
+            Err(bad) => self.poison(ticket, row.event_id(shape), &bad.reason),
+        }
+        self.topic_name = name;
+    }
+
+    fn poison(&mut self, ticket: Ticket, event_id: &[u8], reason: &str) {
+        self.poisoned = Some(Poisoned {
+            ticket,
+            event_id: String::from_utf8_lossy(event_id).into_owned(),
+            lsn: self.current_lsn,
+            reason: reason.to_owned(),
+            remedy: "a row in the log cannot be changed: insert a corrected event under a new event_id and park this one (parking is not built yet), or change what makes it unpublishable (topic template, topic limit)".to_owned(),
+        });
+    }
+
+    fn hand_over(
+        &mut self,
+        ticket: Ticket,
+        draft: Draft<'_>,
+        name: &str,
+        topic: u16,
+        now: Moment,
+        outlet: &mut impl Outlet,
+    ) {
+        let event_id = draft.headers[0].value.as_deref().unwrap_or_default();
+        if draft.forged_headers > 0 && !self.forged_said {
+            self.forged_said = true;
+            let event_id = String::from_utf8_lossy(event_id).into_owned();
+            self.say(Notice::ForgedHeader { event_id });
+        }
+        let was_halted_at = self
+            .halted
+            .as_ref()
+            .is_some_and(|h| h.event_id.as_bytes() == event_id);
+        let partitions = self.topics.partitions(topic);
+        let mut record = Record {
+            topic: name.into(),
+            partition: partitions.map_or(-1, |n| route::partition(draft.key, n)),
+            key: draft.key.into(),
+            value: draft.value,
+            timestamp_ms: self.timestamp(now),
+            headers: draft.headers,
+        };
+        let must_wait = was_halted_at || partitions.is_none() || self.held.has_key(draft.key_hash);
+        if must_wait {
+            if was_halted_at {
+                self.gate = Some(ticket);
+            }
+            record = record.into_owned();
+            self.ledger.held(ticket, topic, record.footprint());
+            self.held
+                .push(ticket, topic, draft.key_hash, record.into_owned());
+        } else {
+            self.note_sent(ticket, &record, topic, now);
+            outlet.send(&record, ticket);
+        }
+    }
+
+    /// The commit time, unless Kafka cannot hold it or the broker has just refused such times.
+    fn timestamp(&self, now: Moment) -> Option<i64> {
+        let millis = self.current_time.unix_millis();
+        (millis >= 0 && now >= self.stampless_until).then_some(millis)
+    }
+
+    fn undecodable(&self, error: &DecodeError) -> Failure {
+        match error {
+            DecodeError::TwoPhase { .. } => Failure::refused(
+                error.to_string(),
+                "make the slot anew without two_phase: `walrelay init` does",
+            ),
+            DecodeError::Truncated { .. }
+            | DecodeError::UnknownTag { .. }
+            | DecodeError::Malformed { .. } => Failure::new(
+                Exit::Unexpected,
+                format!(
+                    "a message of the stream cannot be read (transaction at {}): {error}",
+                    self.current_lsn
+                ),
+                "nothing was skipped, the slot waits in front of it; report this with the server's version",
+            ),
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! What the machine asks for and what it has to say. Data only.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::ledger::{Load, OpenTransaction};
+use super::outbox::Mapping;
+use crate::error::Failure;
+use crate::lsn::{Lsn, PgTimestamp, Triple};
+use crate::record::{Record, Ticket};
+use crate::wire::replication::StatusUpdate;
+
+/// Limits and deadlines.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub mapping: Mapping,
+    /// Names this process in the registry: another's name there means that another has led.
+    pub process_id: String,
+    /// Events given to the Kafka client and not delivered.
+    pub in_flight_events_max: usize,
+    /// Bytes of memory for events in flight and held, together.
+    pub in_flight_bytes_max: usize,
+    /// From the oldest undelivered event to the newest taken one.
+    pub span_events_max: usize,
+    /// Kafka silent for longer than this: the replication connection is closed.
+    pub stall_timeout: Duration,
+    pub shutdown_timeout: Duration,
+    pub wal_sender_timeout: Duration,
+}
+
+/// How a replication connection is ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Close {
+    /// CopyDone, the server's answer awaited: it has read the last status.
+    Finish,
+    Abort,
+}
+
+/// What is taken out of the Kafka client before it is built anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purge {
+    /// What was not sent; what is on its way may come back delivered.
+    Queue,
+    Everything,
+}
+
+/// Where a relay stopped, as the registry keeps it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stop {
+    /// W: the last transaction of the contiguous delivered prefix.
+    pub last: Option<Triple>,
+    /// The highest position reported as flushed.
+    pub reported: Lsn,
+    /// Was all that had been taken delivered?
+    pub complete: bool,
+    pub open: Option<OpenTransaction>,
+}
+
+/// What the machine asks the service to do.
+#[derive(Debug)]
+pub enum Order {
+    /// Connect the side session if there is none, take the lock, read the registry.
+    SeekLead,
+    /// Connect, IDENTIFY_SYSTEM, read the slot, START_REPLICATION at 0/0.
+    Open,
+    Close(Close),
+    Status(StatusUpdate),
+    /// Ask the side session for its backend pid, the lock and the slot's `active_pid`.
+    Probe,
+    Send(Ticket, Record<'static>),
+    Rebuild(Purge),
+    /// Ask the cluster for a topic (and create it where that was asked for).
+    Lookup(String),
+    EraseStop,
+    Store {
+        stop: Stop,
+        halted: Option<Halted>,
+    },
+    ClearHalted,
+    Notice(Notice),
+    Exit(Result<(), Failure>),
+}
+
+/// The event that stopped the relay: a restart tries it alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Halted {
+    pub event_id: String,
+    pub reason: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    Info,
+    Warning,
+    /// A human must act.
+    Error,
+}
+
+/// A change of state worth a log line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    Leading,
+    Standby(String),
+    LeadLost(String),
+    Streaming { from: Lsn, again: usize },
+    StreamEnded(String),
+    KafkaStalled { silent: Duration },
+    KafkaAnswers,
+    ProducerRebuilt { cause: String, remedy: String },
+    OtherHistory(String),
+    TopicAbsent(String),
+    TopicUnanswered { topic: String, why: String },
+    TopicPresent { topic: String, partitions: i32 },
+    Blocked { topics: Vec<String> },
+    ForgedHeader { event_id: String },
+    ForeignTable { oid: u32 },
+    ClockSkew,
+    BatchTooLarge,
+    WasAway(Duration),
+    Draining { why: String, deadline: Duration },
+    Stopped { flush: Lsn, complete: bool },
+    HaltedEventPassed(String),
+}
+
+impl Notice {
+    #[must_use]
+    pub fn severity(&self) -> Severity {
+        match self {
+            Notice::Leading
+            | Notice::Standby(_)
+            | Notice::Streaming { .. }
+            | Notice::KafkaAnswers
+            | Notice::TopicPresent { .. }
+            | Notice::Draining { .. }
+            | Notice::Stopped { .. }
+            | Notice::HaltedEventPassed(_) => Severity::Info,
+            Notice::LeadLost(_)
+            | Notice::StreamEnded(_)
+            | Notice::KafkaStalled { .. }
+            | Notice::TopicUnanswered { .. }
+            | Notice::ProducerRebuilt { .. }
+            | Notice::ForgedHeader { .. }
+            | Notice::ForeignTable { .. }
+            | Notice::ClockSkew
+            | Notice::BatchTooLarge
+            | Notice::WasAway(_) => Severity::Warning,
+            Notice::OtherHistory(_) | Notice::TopicAbsent(_) | Notice::Blocked { .. } => {
+                Severity::Error
+            }
+        }
+    }
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Notice::Leading => write!(f, "leading: the lock is ours"),
+            Notice::Standby(why) => write!(f, "standing by: {why}"),
+            Notice::LeadLost(why) => write!(f, "no longer leading: {why}"),
+            Notice::Streaming { from, again: 0 } => {
+                write!(f, "streaming from confirmed_flush_lsn {from}")
+            }
+            Notice::Streaming { from, again } => write!(
+                f,
+                "streaming from confirmed_flush_lsn {from}; {again} events taken before are recognised, not repeated"
+            ),
+            Notice::StreamEnded(why) => write!(f, "the replication connection ended: {why}"),
+            Notice::KafkaStalled { silent } => write!(
+                f,
+                "kafka has delivered nothing for {silent:.0?}: the replication connection is closed until it answers, events stay in memory and in the slot"
+            ),
+            Notice::KafkaAnswers => write!(f, "kafka answers again"),
+            Notice::ProducerRebuilt { cause, remedy } => {
+                write!(f, "the broker refused a batch: {cause}; remedy: {remedy}")
+            }
+            Notice::OtherHistory(what) => write!(
+                f,
+                "the server's log is not the one seen before (restored copy or promoted standby): {what}; its stream is taken from the slot's own position, events published from the old log may have no row any more"
+            ),
+            Notice::TopicAbsent(topic) => write!(
+                f,
+                "topic {topic} does not exist, its events wait; remedy: create {topic}, or run with --create-topics PARTITIONS"
+            ),
+            Notice::TopicUnanswered { topic, why } => {
+                write!(f, "kafka says nothing about topic {topic}: {why}")
+            }
+            Notice::TopicPresent { topic, partitions } => {
+                write!(f, "topic {topic} has {partitions} partitions")
+            }
+            Notice::Blocked { topics } => write!(
+                f,
+                "everything waits: too many events are held for {}; remedy: create the topic, or run with --create-topics PARTITIONS",
+                topics.join(", ")
+            ),
+            Notice::ForgedHeader { event_id } => write!(
+                f,
+                "headers of event {event_id} set event_id, event_type or aggregate_type: dropped, the columns count (said once)"
+            ),
+            Notice::ForeignTable { oid } => write!(
+                f,
+                "the publication also carries table oid {oid}: its rows are not published (said once)"
+            ),
+            Notice::ClockSkew => write!(
+                f,
+                "the broker refuses the commit times as record timestamps (INVALID_TIMESTAMP): records carry their time of sending for a minute; remedy: look at the database server's clock"
+            ),
+            Notice::BatchTooLarge => write!(
+                f,
+                "a batch was refused as too large and each of its records was taken: batches are made smaller; remedy: raise the topic's max.message.bytes"
+            ),
+            Notice::WasAway(span) => write!(
+                f,
+                "this process did not run for {span:.1?}: its queue is purged and the lead proved again"
+            ),
+            Notice::Draining { why, deadline } => {
+                write!(
+                    f,
+                    "{why}: intake is shut, draining for at most {deadline:.0?}"
+                )
+            }
+            Notice::Stopped {
+                flush,
+                complete: true,
+            } => {
+                write!(
+                    f,
+                    "stopped: all that was taken is delivered, flushed {flush}"
+                )
+            }
+            Notice::Stopped {
+                flush,
+                complete: false,
+            } => write!(
+                f,
+                "stopped with undelivered events (the slot keeps them), flushed {flush}"
+            ),
+            Notice::HaltedEventPassed(event_id) => {
+                write!(
+                    f,
+                    "event {event_id}, at which the relay had halted, is delivered"
+                )
+            }
+        }
+    }
+}
+
+/// The lock is ours: what the registry says.
+#[derive(Clone, Debug, Default)]
+pub struct Led {
+    pub table_oid: u32,
+    pub generation: i64,
+    /// Who led last; `None` when nobody ever did on this slot.
+    pub previous_leader: Option<String>,
+    /// May this role write the registry?
+    pub is_writable: bool,
+    pub stop: Option<Stop>,
+    pub halted: Option<Halted>,
+    pub consistent_point: Option<Lsn>,
+}
+
+/// What came of [`Order::SeekLead`].
+#[derive(Debug)]
+pub enum Seek {
+    Led(Led),
+    /// Another instance holds the lock.
+    Elsewhere(String),
+    /// Time may heal it.
+    Later(String),
+    Refused(Failure),
+}
+
+/// The replication session stands.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    pub system_identifier: String,
+    pub timeline: i32,
+    /// `IDENTIFY_SYSTEM`'s: how far the server's log is flushed.
+    pub xlogpos: Lsn,
+    /// The slot's, read before START.
+    pub confirmed_flush: Lsn,
+}
+
+/// Why there is no replication session.
+#[derive(Debug)]
+pub enum OpenError {
+    Later(String),
+    Never(Failure),
+}
+
+/// How a replication session ended.
+#[derive(Debug)]
+pub enum StreamEnd {
+    Lost(String),
+    /// Repeating it would end the same way.
+    Never(Failure),
+}
+
+/// What the side session answered to [`Order::Probe`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probed {
+    /// The session is the one that took the lock, and has it.
+    pub has_lock: bool,
+    /// The slot's `active_pid` is our walsender (asked only while streaming).
+    pub has_slot: bool,
+}
+
+/// What was delivered since it was last asked.
+#[derive(Debug, Default)]
+pub struct Deliveries {
+    /// (topic, events, bytes)
+    pub by_topic: Vec<(String, u64, u64)>,
+    /// The commit times of what was delivered, with the number of events of each.
+    pub commit_times: Vec<(PgTimestamp, u64)>,
+}
+
+/// How things stand, for metrics, `/readyz` and the live line.
+#[derive(Clone, Debug, Default)]
+pub struct Standing {
+    pub is_leading: bool,
+    pub is_streaming: bool,
+    pub load: Load,
+    pub span: usize,
+    pub received: Lsn,
+    pub flush: Lsn,
+    pub oldest_undelivered: Option<PgTimestamp>,
+}

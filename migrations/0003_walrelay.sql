@@ -26,6 +26,7 @@ create table walrelay.relay (
   stop_commit_time  bigint,                            -- microseconds since 2000-01-01, exact
   stop_reported     pg_lsn,                            -- highest flush position reported on this slot
   stop_complete     boolean,                           -- all that was taken had been delivered
+  stop_open         jsonb,                             -- a transaction of which only the beginning was taken: where to go on in it
   -- The event that stopped the relay: a restart sends it alone.
   halted_event      text,
   halted_generation bigint,

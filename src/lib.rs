@@ -6,5 +6,6 @@ pub mod io;
 pub mod lsn;
 pub mod record;
 pub mod relay;
+pub mod service;
 pub mod telemetry;
 pub mod wire;

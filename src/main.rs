@@ -8,6 +8,7 @@ use walrelay::commands;
 use walrelay::config::{Config, Surroundings, Task};
 use walrelay::error::{Exit, Failure};
 use walrelay::io::kafka;
+use walrelay::service;
 use walrelay::telemetry;
 
 fn main() -> ExitCode {
@@ -45,7 +46,9 @@ fn start(cli: Cli) -> Result<(), Failure> {
                 "raise this process's limits (ulimit -n)",
             )
         })?;
-    runtime.block_on(dispatch(config.task))
+    // Jobs of the service stay on this thread: what they hold is not shared with others.
+    let local = tokio::task::LocalSet::new();
+    runtime.block_on(local.run_until(dispatch(config.task)))
 }
 
 async fn dispatch(task: Task) -> Result<(), Failure> {
@@ -53,7 +56,7 @@ async fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Run(config) => {
             kafka::check_brokers(&config.kafka.brokers)?;
             kafka::check_properties(&config.kafka.properties)?;
-            Err(not_linked("run"))
+            service::run(*config).await
         }
         Task::Init(config) => commands::init::run(config).await,
         Task::Demo(_) => Err(not_linked("demo")),

@@ -49,6 +49,18 @@ pub struct Stop {
     pub reported: Lsn,
     /// Whether all that was taken had been delivered.
     pub complete: bool,
+    /// A transaction of which only the beginning was taken, and delivered.
+    pub open: Option<OpenStop>,
+}
+
+/// Where in a transaction a stop was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenStop {
+    pub triple: Triple,
+    /// Inserts of it that are delivered.
+    pub count: usize,
+    /// The last one's.
+    pub event_id: String,
 }
 
 /// The event that stopped the relay.
@@ -172,7 +184,7 @@ async fn select(
         "select table_oid, slot_name, publication, system_identifier, timeline, slot_generation, \
          consistent_point, leader, stop_commit_lsn, stop_xid, stop_commit_time, stop_reported, \
          stop_complete, halted_event, halted_reason, halted_generation, intent is not null, \
-         intent->>'existing', made_table \
+         intent->>'existing', made_table, stop_open::text \
          from walrelay.relay where {condition}"
     );
     let rows = client.query(&sql, params).await.map_err(|e| db_error(&e))?;
@@ -228,7 +240,54 @@ fn stop(row: &Row) -> Result<Option<Stop>, DbError> {
         last,
         reported,
         complete: get::<Option<bool>>(row, 12)?.unwrap_or(false),
+        open: get::<Option<String>>(row, 19)?
+            .as_deref()
+            .and_then(open_stop),
     }))
+}
+
+/// `stop_open` as [`OpenStop::to_json`] wrote it.
+fn open_stop(json: &str) -> Option<OpenStop> {
+    let json: serde_json::Value = serde_json::from_str(json).ok()?;
+    let lsn = json["commit_lsn"].as_str()?.parse().ok()?;
+    Some(OpenStop {
+        triple: Triple {
+            commit_lsn: lsn,
+            xid: Xid(u32::try_from(json["xid"].as_u64()?).ok()?),
+            commit_time: PgTimestamp(json["commit_time"].as_i64()?),
+        },
+        count: usize::try_from(json["count"].as_u64()?).ok()?,
+        event_id: json["event_id"].as_str()?.to_owned(),
+    })
+}
+
+impl OpenStop {
+    fn to_json(&self) -> String {
+        serde_json::json!({
+            "commit_lsn": self.triple.commit_lsn.to_string(),
+            "xid": self.triple.xid.0,
+            "commit_time": self.triple.commit_time.0,
+            "count": self.count,
+            "event_id": self.event_id,
+        })
+        .to_string()
+    }
+}
+
+/// Is the server up for so short a time that the leader it had may still be on its way back?
+///
+/// # Errors
+/// Only the conversation's.
+pub async fn is_young(client: &Client) -> Result<bool, DbError> {
+    let row = client
+        .query_one(
+            "select pg_catalog.clock_timestamp() - pg_catalog.pg_postmaster_start_time() \
+             < interval '3 seconds'",
+            &[],
+        )
+        .await
+        .map_err(|e| db_error(&e))?;
+    get(&row, 0)
 }
 
 /// Takes the leader's lock of a table if it is free. It is this session's until it ends or
@@ -310,7 +369,7 @@ pub async fn store_stop(client: &Client, table_oid: u32, stop: &Stop) -> Result<
     execute(
         client,
         "update walrelay.relay set stop_commit_lsn = $2, stop_xid = $3, stop_commit_time = $4, \
-         stop_reported = $5, stop_complete = $6, updated_at = now() where table_oid = $1",
+         stop_reported = $5, stop_complete = $6, stop_open = $7::text::jsonb, updated_at = now() where table_oid = $1",
         &[
             &table_oid,
             &commit_lsn,
@@ -318,6 +377,7 @@ pub async fn store_stop(client: &Client, table_oid: u32, stop: &Stop) -> Result<
             &commit_time,
             &PgLsn::from(stop.reported.0),
             &stop.complete,
+            &stop.open.as_ref().map(OpenStop::to_json),
         ],
     )
     .await
@@ -331,7 +391,7 @@ pub async fn erase_stop(client: &Client, table_oid: u32) -> Result<(), DbError> 
     execute(
         client,
         "update walrelay.relay set stop_commit_lsn = null, stop_xid = null, \
-         stop_commit_time = null, stop_reported = null, stop_complete = null, \
+         stop_commit_time = null, stop_reported = null, stop_complete = null, stop_open = null, \
          updated_at = now() where table_oid = $1",
         &[&table_oid],
     )

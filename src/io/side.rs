@@ -9,6 +9,7 @@ use std::convert::Infallible;
 use std::error::Error as _;
 use std::future::{Ready, ready};
 use std::io;
+use std::sync::Arc;
 
 use tokio::task::JoinHandle;
 use tokio_postgres::config::{SslMode, SslNegotiation};
@@ -52,7 +53,8 @@ const SETTINGS: &str = "\
 
 /// An ordinary session and the task that drives it.
 pub struct Side {
-    pub client: Client,
+    /// Shared with the tasks that run statements on it.
+    pub client: Arc<Client>,
     connection: JoinHandle<Result<(), tokio_postgres::Error>>,
     ended: Option<DbError>,
 }
@@ -116,7 +118,7 @@ impl Side {
             }
         };
         let side = Side {
-            client,
+            client: Arc::new(client),
             connection,
             ended: None,
         };

@@ -375,7 +375,7 @@ impl Machine {
         let is_storing = self.ending.as_ref().is_some_and(|e| e.is_storing);
         if is_storing {
             // What was to be stored cannot be: the next start is one after a crash.
-            self.exit(now);
+            self.exit();
         } else if sqlstate == "57P01" && self.stream == Stream::Open && self.ending.is_none() {
             self.end(
                 Why::ServerStops,
@@ -976,7 +976,7 @@ impl Machine {
                     || !self.is_writable
                     || self.highest_reported.is_none() =>
             {
-                self.exit(now);
+                self.exit();
             }
             Some(why) => {
                 if let Some(ending) = &mut self.ending {
@@ -1004,11 +1004,20 @@ impl Machine {
     }
 
     /// The stop is in the registry, or could not be written.
-    pub fn on_stored(&mut self, now: Moment) {
-        self.exit(now);
+    pub fn on_stored(&mut self) {
+        self.exit();
     }
 
-    fn exit(&mut self, _now: Moment) {
+    /// A statement on the lock's session failed. Its end, or the next probe, says what is wrong.
+    pub fn on_not_written(&mut self, now: Moment) {
+        self.is_erasing = false;
+        if self.ending.as_ref().is_some_and(|e| e.is_storing) {
+            self.exit();
+        }
+        self.advance(now);
+    }
+
+    fn exit(&mut self) {
         self.say(Notice::Stopped {
             flush: self.highest_reported.unwrap_or_default(),
             complete: self.ledger.span() == 0,

@@ -1,0 +1,637 @@
+//! The loop: wait for something, tell the machine, do what it orders. The only place that sees
+//! both the decisions (`relay`) and the sockets (`io`), and the only one that reads a clock.
+//!
+//! In each turn, in this order: delivery reports (they free the window), WAL that is already in
+//! the buffer while the machine wants it, orders; then it waits for whichever comes first of a
+//! signal, an answer of a job, the side session's end, Kafka's wake-up, more WAL, the next timeout.
+//!
+//! # Invariants
+//! Nothing that can block runs here: connecting, statements and questions to the cluster are jobs
+//! on the side that answer over a channel.
+
+mod jobs;
+mod pace;
+mod words;
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rustix::time::{ClockId, clock_gettime};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::config::RunConfig;
+use crate::error::{Exit, Failure};
+
+use crate::io::kafka::{self, Publisher};
+use crate::io::side::Side;
+use crate::io::slot::{Frame, Intake, Slot, SlotError, Turn};
+use crate::lsn::PgTimestamp;
+use crate::record::{Record, Report, Ticket, TopicState};
+use crate::relay::Moment;
+use crate::relay::intake::Outlet;
+use crate::relay::machine::Machine;
+use crate::relay::orders::{Close, Notice, Order, Purge, Settings, Severity, StreamEnd};
+use crate::relay::outbox::Mapping;
+use crate::relay::route::Template;
+use crate::telemetry;
+use crate::telemetry::{Amount, Gauges, Leader, Progress};
+use jobs::{Done, Link, Surroundings};
+use pace::Pace;
+
+/// Events that were given to the Kafka client and are not delivered.
+const IN_FLIGHT_EVENTS_MAX: usize = 10_000;
+/// From the oldest undelivered event to the newest taken one.
+const SPAN_EVENTS_MAX: usize = 100_000;
+/// The server cuts a silent connection after this, and we take ourselves to be cut off after half.
+const WAL_SENDER_TIMEOUT: Duration = Duration::from_secs(15);
+/// WAL messages between two looks at the delivery reports.
+const BURST: usize = 256;
+const LIVE_INTERVAL: Duration = Duration::from_secs(1);
+/// Batches are not made smaller than this, whatever a broker refuses.
+const BATCH_BYTES_MIN: usize = 16_384;
+
+/// `walrelay run`.
+///
+/// # Errors
+/// What ended the relay, other than being asked to stop.
+pub async fn run(config: RunConfig) -> Result<(), Failure> {
+    let topic = Template::parse(&config.topic).map_err(|error| {
+        Failure::usage(
+            error.to_string(),
+            "--topic is a template over columns, e.g. outbox.event.{aggregate_type}",
+        )
+    })?;
+    let settings = Settings {
+        mapping: Mapping {
+            topic,
+            headers: config.headers.clone(),
+        },
+        process_id: process_id()?,
+        in_flight_events_max: IN_FLIGHT_EVENTS_MAX,
+        in_flight_bytes_max: config.in_flight_bytes,
+        span_events_max: SPAN_EVENTS_MAX,
+        stall_timeout: config.stall_timeout,
+        shutdown_timeout: config.shutdown_timeout,
+        wal_sender_timeout: WAL_SENDER_TIMEOUT,
+    };
+    let client_id = format!("walrelay-{}", config.source.slot);
+    let kafka = kafka::Settings::new(&config.kafka, client_id)?;
+    run_with(config, settings, kafka, None).await
+}
+
+/// As [`run`], on Kafka settings that the caller shares (the demo broker), ended by `stop` too.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_with(
+    config: RunConfig,
+    settings: Settings,
+    kafka: kafka::Settings,
+    stop: Option<tokio::sync::oneshot::Receiver<()>>,
+) -> Result<(), Failure> {
+    let (tell, answers) = mpsc::unbounded_channel();
+    let now = now();
+    let process_id = settings.process_id.clone();
+    let mut service = Service {
+        machine: Machine::new(settings, now),
+        publisher: Publisher::new(&kafka)?,
+        surroundings: Arc::new(Surroundings {
+            source: config.source,
+            topic_columns: words::columns(&config.topic, &config.headers),
+            create_topics: config.kafka.create_topics,
+            kafka,
+            process_id,
+            wal_sender_timeout: WAL_SENDER_TIMEOUT,
+        }),
+        progress: Progress::new(),
+        tell,
+        side: None,
+        link: None,
+        slot: None,
+        opening: None,
+        reports: Vec::new(),
+        pace: Pace::default(),
+        batch_bytes: 1_000_000,
+        is_batch_shrunk: false,
+        live_at: now,
+        exit: None,
+    };
+    service.run(answers, stop).await
+}
+
+/// Since boot, suspension included.
+fn now() -> Moment {
+    let time = clock_gettime(ClockId::Boottime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
+    let nanos = u32::try_from(time.tv_nsec).unwrap_or_default();
+    Duration::new(seconds, nanos)
+}
+
+/// A name that no other process has.
+fn process_id() -> Result<String, Failure> {
+    std::fs::read_to_string("/proc/sys/kernel/random/uuid")
+        .map(|id| id.trim().to_owned())
+        .map_err(|error| {
+            Failure::new(
+                Exit::Unexpected,
+                format!("cannot read /proc/sys/kernel/random/uuid: {error}"),
+                "run on Linux with /proc mounted",
+            )
+        })
+}
+
+struct Service {
+    machine: Machine,
+    publisher: Publisher,
+    surroundings: Arc<Surroundings>,
+    progress: Progress,
+    tell: mpsc::UnboundedSender<Done>,
+    /// The session that holds the lock; away while a job looks for the lead with it.
+    side: Option<Side>,
+    link: Option<Arc<Link>>,
+    slot: Option<Slot>,
+    opening: Option<JoinHandle<()>>,
+    reports: Vec<Report>,
+    pace: Pace,
+    batch_bytes: usize,
+    is_batch_shrunk: bool,
+    live_at: Moment,
+    exit: Option<Result<(), Failure>>,
+}
+
+/// What the wait ended with.
+enum Event {
+    Signal,
+    Answer(Done),
+    SideEnded(crate::error::DbError),
+    Kafka,
+    Stream(Result<Turn, crate::error::DbError>),
+    Timeout,
+}
+
+impl Outlet for Publisher {
+    fn send(&mut self, record: &Record<'_>, ticket: Ticket) {
+        Publisher::send(self, record, ticket);
+    }
+}
+
+impl Service {
+    async fn run(
+        &mut self,
+        mut answers: mpsc::UnboundedReceiver<Done>,
+        stop: Option<tokio::sync::oneshot::Receiver<()>>,
+    ) -> Result<(), Failure> {
+        let mut signals = Signals::new(stop)?;
+        self.machine.advance(now());
+        loop {
+            let now = now();
+            self.machine.turned(now);
+            self.take_reports(now);
+            self.read_buffered(now);
+            self.machine.advance(now);
+            self.obey(now);
+            self.publish_progress(now);
+            if let Some(exit) = self.exit.take() {
+                telemetry::clear_live();
+                return exit;
+            }
+            if self.machine.wants_wal() && self.has_frames() {
+                // Nothing else is waited for, but everything else gets its turn.
+                tokio::task::yield_now().await;
+                continue;
+            }
+            let event = self.wait(&mut signals, &mut answers, now).await;
+            self.handle(event, &mut signals);
+        }
+    }
+
+    fn has_frames(&mut self) -> bool {
+        self.pace.has_more
+    }
+
+    async fn wait(
+        &mut self,
+        signals: &mut Signals,
+        answers: &mut mpsc::UnboundedReceiver<Done>,
+        now: Moment,
+    ) -> Event {
+        let wants_wal = self.machine.wants_wal();
+        let pause = self.pace.pause(self.publisher.in_flight());
+        let timeout = self.machine.next_timeout(now).saturating_sub(now);
+        let live = self.live_at.saturating_sub(now);
+        let timeout = if telemetry::live_is_on() {
+            timeout.min(live)
+        } else {
+            timeout
+        };
+        let Service {
+            publisher,
+            side,
+            slot,
+            ..
+        } = self;
+        tokio::select! {
+            biased;
+            () = signals.next() => Event::Signal,
+            Some(done) = answers.recv() => Event::Answer(done),
+            error = closed(side) => Event::SideEnded(error),
+            () = publisher.woken() => Event::Kafka,
+            turn = stream_turn(slot, wants_wal, pause) => Event::Stream(turn),
+            () = tokio::time::sleep(timeout) => Event::Timeout,
+        }
+    }
+
+    fn handle(&mut self, event: Event, signals: &mut Signals) {
+        let now = now();
+        self.machine.turned(now);
+        match event {
+            Event::Signal if signals.count > 1 => {
+                self.exit = Some(Err(Failure::new(
+                    Exit::Unexpected,
+                    "stopped by a second signal, without draining",
+                    "nothing is lost: what was not confirmed is in the slot and comes again",
+                )));
+            }
+            Event::Signal => self.machine.on_stop_asked(now),
+            Event::Answer(done) => self.on_done(done, now),
+            Event::SideEnded(error) => {
+                self.side = None;
+                self.link = None;
+                self.machine
+                    .on_side_end(error.sqlstate(), &error.to_string(), now);
+            }
+            Event::Stream(Ok(Turn::Read(bytes))) => self.pace.read(bytes),
+            Event::Stream(Ok(Turn::Ended)) => {
+                self.stream_ended(StreamEnd::Lost("end of file".to_owned()), now);
+            }
+            Event::Stream(Err(error)) => {
+                self.stream_ended(StreamEnd::Lost(error.to_string()), now);
+            }
+            Event::Kafka | Event::Timeout => {}
+        }
+    }
+
+    fn stream_ended(&mut self, end: StreamEnd, now: Moment) {
+        self.slot = None;
+        self.pace.has_more = false;
+        self.machine.on_stream_end(end, now);
+    }
+
+    // ---- Kafka -----------------------------------------------------------------------------
+
+    fn take_reports(&mut self, now: Moment) {
+        self.publisher.drain(&mut self.reports);
+        if !self.reports.is_empty() {
+            self.machine.on_reports(&self.reports, now);
+            self.reports.clear();
+        }
+        if self.is_batch_shrunk && self.publisher.in_flight() == 0 {
+            self.is_batch_shrunk = false;
+            self.publisher.start_rebuild();
+            // Nothing is in flight, so that this is done at once and no decision depends on it.
+            let _ = self.publisher.rebuild_turn(now);
+        } else if self.publisher.rebuild_turn(now).is_some() {
+            self.machine.on_rebuilt(now);
+        }
+        for notice in self.publisher.client_notices() {
+            tracing::warn!(
+                code = notice.code.0,
+                times = notice.times,
+                "kafka: {}",
+                notice.text
+            );
+        }
+    }
+
+    fn limit_batch(&mut self, bytes: usize) {
+        let bytes = bytes.max(BATCH_BYTES_MIN);
+        if bytes < self.batch_bytes {
+            self.batch_bytes = bytes;
+            self.publisher.set_batch_limit(bytes);
+            self.is_batch_shrunk = true;
+        }
+    }
+
+    // ---- WAL -------------------------------------------------------------------------------
+
+    fn read_buffered(&mut self, now: Moment) {
+        self.pace.has_more = false;
+        let mut taken = 0;
+        while self.machine.wants_wal() {
+            if taken == BURST {
+                self.pace.has_more = true;
+                return;
+            }
+            taken += 1;
+            let Some(slot) = &mut self.slot else {
+                return;
+            };
+            match slot.next_frame() {
+                Ok(None) => return,
+                Ok(Some(Frame::Copy(body))) => {
+                    self.machine.on_copy_data(body, now, &mut self.publisher);
+                }
+                Ok(Some(Frame::Notice {
+                    sqlstate,
+                    message,
+                    detail,
+                })) => self.on_server_notice(&sqlstate, &message, detail.as_deref(), now),
+                Ok(Some(Frame::CopyDone)) => {}
+                Ok(Some(Frame::CommandComplete)) => {
+                    let end = StreamEnd::Lost("the server shuts down".to_owned());
+                    self.stream_ended(end, now);
+                }
+                Ok(Some(Frame::Error(error))) => {
+                    let end = words::stream_error(&error, &self.surroundings.source);
+                    self.stream_ended(end, now);
+                }
+                Err(SlotError::FrameTooLarge { length }) => {
+                    self.stream_ended(StreamEnd::Never(words::frame_too_large(length)), now);
+                }
+                Err(SlotError::Db(error)) => {
+                    let end = words::stream_error(&error, &self.surroundings.source);
+                    self.stream_ended(end, now);
+                }
+            }
+        }
+        // Shut in the middle of a gulp: what is left is taken when the machine wants it again.
+        self.pace.has_more = self.slot.as_ref().is_some_and(|slot| slot.buffered() > 0);
+    }
+
+    fn on_server_notice(
+        &mut self,
+        sqlstate: &str,
+        message: &str,
+        detail: Option<&str>,
+        now: Moment,
+    ) {
+        if sqlstate == "55000" {
+            let source = &self.surroundings.source;
+            let failure = words::rows_skipped(message, detail, source);
+            self.machine.on_rows_skipped(failure, now);
+        } else {
+            tracing::warn!(sqlstate, "the server says: {message}");
+        }
+    }
+
+    // ---- orders ----------------------------------------------------------------------------
+
+    fn obey(&mut self, now: Moment) {
+        while let Some(order) = self.machine.poll_order() {
+            match order {
+                Order::SeekLead => {
+                    self.link = None;
+                    let side = self.side.take();
+                    self.spawn(jobs::seek(Arc::clone(&self.surroundings), side));
+                }
+                Order::Open => self.open(now),
+                Order::Close(how) => self.close(how, now),
+                Order::Status(status) => {
+                    if let Some(slot) = &mut self.slot {
+                        slot.queue_status(&status.encode(wall_clock()));
+                    }
+                }
+                Order::Probe => {
+                    if let Some(link) = self.link.clone() {
+                        let walsender = self.slot.as_ref().map(Slot::backend_pid);
+                        self.spawn(jobs::probe(link, walsender));
+                    }
+                }
+                Order::Send(ticket, record) => self.publisher.send(&record, ticket),
+                Order::Rebuild(Purge::Queue) => self.publisher.start_rebuild(),
+                Order::Rebuild(Purge::Everything) => self.publisher.forget_all(),
+                Order::Lookup(topic) => {
+                    self.spawn(jobs::lookup(Arc::clone(&self.surroundings), topic));
+                }
+                Order::EraseStop => self.with_link(jobs::erase_stop),
+                Order::Store { stop, halted } => {
+                    self.with_link(|link| jobs::store(link, stop, halted));
+                }
+                Order::ClearHalted => self.with_link(jobs::clear_halted),
+                Order::Notice(notice) => self.log(&notice),
+                Order::Exit(result) => self.exit = Some(result),
+            }
+        }
+    }
+
+    fn spawn(&self, job: impl Future<Output = Done> + 'static) -> JoinHandle<()> {
+        let tell = self.tell.clone();
+        tokio::task::spawn_local(async move {
+            // Nobody listens any more: the service has ended.
+            let _ = tell.send(job.await);
+        })
+    }
+
+    fn with_link<F: Future<Output = Done> + 'static>(&self, job: impl FnOnce(Arc<Link>) -> F) {
+        match self.link.clone() {
+            Some(link) => {
+                self.spawn(job(link));
+            }
+            None => {
+                let _ = self.tell.send(Done::NotWritten);
+            }
+        }
+    }
+
+    fn open(&mut self, now: Moment) {
+        match (self.link.clone(), &self.side) {
+            (Some(link), Some(_)) => {
+                let job = jobs::open(Arc::clone(&self.surroundings), link);
+                self.opening = Some(self.spawn(job));
+            }
+            _ => self.machine.on_open_failed(
+                crate::relay::orders::OpenError::Later("the side session is gone".to_owned()),
+                now,
+            ),
+        }
+    }
+
+    fn close(&mut self, how: Close, now: Moment) {
+        if let Some(opening) = self.opening.take() {
+            opening.abort();
+        }
+        self.pace.has_more = false;
+        match (self.slot.take(), how) {
+            (Some(slot), Close::Finish) => {
+                self.spawn(jobs::finish(Box::new(slot)));
+            }
+            (Some(_) | None, Close::Abort) | (None, Close::Finish) => {
+                let end = StreamEnd::Lost("closed by us".to_owned());
+                self.machine.on_stream_end(end, now);
+            }
+        }
+    }
+
+    fn on_done(&mut self, done: Done, now: Moment) {
+        match done {
+            Done::Sought { side, link, seek } => {
+                self.side = side;
+                self.link = link;
+                self.machine.on_seek(seek, now);
+            }
+            Done::Opened(Ok((slot, opened))) => {
+                self.opening = None;
+                self.slot = Some(*slot);
+                self.machine.on_opened(&opened, now);
+            }
+            Done::Opened(Err(error)) => {
+                self.opening = None;
+                self.machine.on_open_failed(error, now);
+            }
+            Done::Finished => {
+                let end = StreamEnd::Lost("closed by us".to_owned());
+                self.machine.on_stream_end(end, now);
+            }
+            Done::Probed { probed, walsender } => {
+                let is_same = walsender == self.slot.as_ref().map(Slot::backend_pid);
+                let probed = crate::relay::orders::Probed {
+                    has_slot: probed.has_slot || !is_same,
+                    ..probed
+                };
+                self.machine.on_probe(&probed, now);
+            }
+            Done::Topic { name, state } => {
+                if let TopicState::Present {
+                    max_message_bytes: Some(bytes),
+                    ..
+                } = state
+                {
+                    self.limit_batch(bytes);
+                }
+                self.machine.on_topic(&name, &state, now);
+            }
+            Done::StopErased => self.machine.on_stop_erased(now),
+            Done::Stored => self.machine.on_stored(),
+            Done::Cleared => {}
+            Done::NotWritten => self.machine.on_not_written(now),
+        }
+    }
+
+    // ---- words -----------------------------------------------------------------------------
+
+    fn log(&mut self, notice: &Notice) {
+        if *notice == Notice::BatchTooLarge {
+            self.limit_batch(self.batch_bytes / 2);
+        }
+        let slot = self.surroundings.source.slot.as_str();
+        match notice.severity() {
+            Severity::Info => tracing::info!(slot, "{notice}"),
+            Severity::Warning => tracing::warn!(slot, "{notice}"),
+            Severity::Error => tracing::error!(slot, "{notice}"),
+        }
+    }
+
+    fn publish_progress(&mut self, now: Moment) {
+        let deliveries = self.machine.take_deliveries();
+        if !deliveries.by_topic.is_empty() {
+            let clock = SystemTime::now();
+            for (topic, events, bytes) in &deliveries.by_topic {
+                self.progress.delivered(topic, *events, *bytes);
+            }
+            for (committed, events) in &deliveries.commit_times {
+                self.progress.latency(*committed, clock, *events);
+            }
+        }
+        if now < self.live_at {
+            return;
+        }
+        self.live_at = now + LIVE_INTERVAL;
+        let standing = self.machine.standing();
+        let amount = |events, bytes| Amount { events, bytes };
+        let load = standing.load;
+        self.progress.gauges(Gauges {
+            in_flight: amount(load.in_flight_events, load.in_flight_bytes),
+            held: amount(load.held_events, load.held_bytes),
+            oldest_undelivered: standing.oldest_undelivered,
+            wal_end: standing.received,
+            confirmed_flush: standing.flush,
+            leader: if standing.is_leading {
+                Leader::Leading
+            } else {
+                Leader::Standby
+            },
+        });
+        if telemetry::live_is_on() {
+            telemetry::show_live(&self.progress.live_line(SystemTime::now()));
+        }
+    }
+}
+
+fn wall_clock() -> PgTimestamp {
+    let since = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    PgTimestamp::from_unix_micros(i64::try_from(since.as_micros()).unwrap_or_default())
+}
+
+async fn closed(side: &mut Option<Side>) -> crate::error::DbError {
+    match side {
+        Some(side) => side.closed().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn stream_turn(
+    slot: &mut Option<Slot>,
+    wants_wal: bool,
+    pause: Duration,
+) -> Result<Turn, crate::error::DbError> {
+    let Some(slot) = slot else {
+        return std::future::pending().await;
+    };
+    if !wants_wal {
+        return slot.turn(Intake::Closed).await;
+    }
+    if !pause.is_zero() {
+        tokio::time::sleep(pause).await;
+    }
+    slot.turn(Intake::Open).await
+}
+
+/// SIGTERM, SIGINT, and whoever runs us as a part.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    stop: Option<tokio::sync::oneshot::Receiver<()>>,
+    count: usize,
+}
+
+impl Signals {
+    fn new(stop: Option<tokio::sync::oneshot::Receiver<()>>) -> Result<Self, Failure> {
+        let listen = |kind| {
+            signal(kind).map_err(|error| {
+                Failure::new(
+                    Exit::Unexpected,
+                    format!("cannot listen for signals: {error}"),
+                    "report this with the kernel's version",
+                )
+            })
+        };
+        Ok(Signals {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            stop,
+            count: 0,
+        })
+    }
+
+    /// Cancel-safe.
+    async fn next(&mut self) {
+        let asked = async {
+            match &mut self.stop {
+                Some(stop) => {
+                    let _ = stop.await;
+                }
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            () = asked => self.stop = None,
+        }
+        self.count += 1;
+    }
+}

@@ -1,0 +1,454 @@
+//! What takes time: connecting, statements, questions to the cluster. Each is a task that answers
+//! with a [`Done`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_postgres::Client;
+
+use crate::config::{CreateTopics, Source};
+use crate::error::{DbError, Failure};
+use crate::io::preflight::{self, Needed, NotReady, OUTBOX_COLUMNS, Use};
+use crate::io::registry::{self, Found, Prober};
+use crate::io::side::Side;
+use crate::io::slot::Slot;
+use crate::io::{connect, kafka};
+use crate::record::TopicState;
+use crate::relay::ledger::OpenTransaction;
+use crate::relay::orders::{Halted, Led, OpenError, Opened, Probed, Seek, Stop};
+
+/// How long the server may take to read the last status and say that it has.
+const FINISH_WITHIN: Duration = Duration::from_secs(2);
+
+/// What does not change while the relay runs.
+pub struct Surroundings {
+    pub source: Source,
+    /// Columns that topic template and header mapping need, beside the record's own.
+    pub topic_columns: Vec<String>,
+    pub create_topics: Option<CreateTopics>,
+    pub kafka: kafka::Settings,
+    pub process_id: String,
+    pub wal_sender_timeout: Duration,
+}
+
+/// The session that holds the lock, as jobs share it.
+pub struct Link {
+    client: Arc<Client>,
+    prober: Prober,
+    backend_pid: i32,
+    table_oid: u32,
+    encoding: String,
+    system_identifier: Option<String>,
+    timeline: Option<i32>,
+}
+
+pub enum Done {
+    Sought {
+        side: Option<Side>,
+        link: Option<Arc<Link>>,
+        seek: Seek,
+    },
+    Opened(Result<(Box<Slot>, Opened), OpenError>),
+    Finished,
+    Probed {
+        probed: Probed,
+        /// The pid of our walsender when it was asked.
+        walsender: Option<i32>,
+    },
+    Topic {
+        name: String,
+        state: TopicState,
+    },
+    StopErased,
+    Stored,
+    Cleared,
+    NotWritten,
+}
+
+// ---- the lead ------------------------------------------------------------------------------
+
+/// Takes the lead if it is free, over a session that is made if there is none.
+pub async fn seek(around: Arc<Surroundings>, side: Option<Side>) -> Done {
+    let (mut side, is_new) = match side {
+        Some(side) => (side, false),
+        None => match Side::connect(&around.source.database, None).await {
+            Ok(side) => (side, true),
+            Err(error) => {
+                return Done::Sought {
+                    side: None,
+                    link: None,
+                    seek: refused_or_later(&error, &around.source),
+                };
+            }
+        },
+    };
+    match seek_over(&around, &mut side, is_new).await {
+        Ok((link, seek)) => Done::Sought {
+            side: Some(side),
+            link,
+            seek,
+        },
+        // The session is given up: what it holds (the lock, perhaps) goes with it.
+        Err(seek) => Done::Sought {
+            side: None,
+            link: None,
+            seek,
+        },
+    }
+}
+
+fn refused_or_later(error: &DbError, source: &Source) -> Seek {
+    if error.heals_with_time() {
+        Seek::Later(error.to_string())
+    } else {
+        Seek::Refused(connect::failure(error, &source.database))
+    }
+}
+
+async fn seek_over(
+    around: &Surroundings,
+    side: &mut Side,
+    is_new: bool,
+) -> Result<(Option<Arc<Link>>, Seek), Seek> {
+    let client = &*side.client;
+    let or_later = |error: DbError| refused_or_later(&error, &around.source);
+    if is_new {
+        check(around, client).await?;
+    }
+    let Some(table_oid) = registry::table_oid(client, &around.source.table)
+        .await
+        .map_err(or_later)?
+    else {
+        check(around, client).await?;
+        return Err(Seek::Later("the table is not there".to_owned()));
+    };
+    if !registry::try_lock(client, table_oid)
+        .await
+        .map_err(or_later)?
+    {
+        let why = rival(around, client, table_oid).await.map_err(or_later)?;
+        return Ok((None, Seek::Elsewhere(why)));
+    }
+    match lead(around, side, table_oid).await {
+        Ok(Some((link, led))) => Ok((Some(Arc::new(link)), Seek::Led(led))),
+        Ok(None) => {
+            let client = &*side.client;
+            registry::unlock(client, table_oid)
+                .await
+                .map_err(or_later)?;
+            let why = "the server has just started, its lock is left to whoever led before";
+            Ok((None, Seek::Elsewhere(why.to_owned())))
+        }
+        Err(seek) => Err(seek),
+    }
+}
+
+/// Every requirement, once a session.
+async fn check(around: &Surroundings, client: &Client) -> Result<(), Seek> {
+    let mut columns = OUTBOX_COLUMNS.to_vec();
+    columns.extend(around.topic_columns.iter().map(|name| Needed {
+        name,
+        used_as: Use::Other,
+    }));
+    match preflight::before_run(client, &around.source, &columns).await {
+        Ok(ready) => {
+            for warning in ready.warnings {
+                tracing::warn!("{warning}");
+            }
+            Ok(())
+        }
+        Err(NotReady::Db(error)) => Err(refused_or_later(&error, &around.source)),
+        Err(NotReady::Refused(failure)) => Err(Seek::Refused(failure)),
+    }
+}
+
+/// Who holds the lock; one that hangs is ended.
+async fn rival(around: &Surroundings, client: &Client, table_oid: u32) -> Result<String, DbError> {
+    let idle = registry::idle_lock_holder(client, table_oid, around.wal_sender_timeout).await?;
+    let Some(pid) = idle else {
+        return Ok("another instance holds the lock".to_owned());
+    };
+    match registry::terminate(client, pid).await {
+        Ok(_) => {
+            tracing::warn!(
+                pid,
+                "the leader's session has been idle for too long: ended it"
+            );
+            Ok(format!("the leader (pid {pid}) hangs"))
+        }
+        Err(error) => Ok(format!(
+            "the leader (pid {pid}) hangs and cannot be ended: {error}"
+        )),
+    }
+}
+
+/// The lock is ours: writes our name and reads what there is to know. `None`: a server that has
+/// just started is left to the leader that it had, which has more to go on than we have.
+async fn lead(
+    around: &Surroundings,
+    side: &Side,
+    table_oid: u32,
+) -> Result<Option<(Link, Led)>, Seek> {
+    let client = Arc::clone(&side.client);
+    let or_later = |error: DbError| refused_or_later(&error, &around.source);
+    let registered = match registry::load_by_table(&client, &around.source.table)
+        .await
+        .map_err(or_later)?
+    {
+        Found::Row(row) => *row,
+        Found::NoTable | Found::NotInitialised { .. } | Found::NoRow { .. } => {
+            check(around, &client).await?;
+            return Err(Seek::Later("the registry row went away".to_owned()));
+        }
+    };
+    let is_another = registered
+        .leader
+        .as_deref()
+        .is_some_and(|leader| leader != around.process_id);
+    if is_another && registry::is_young(&client).await.map_err(or_later)? {
+        return Ok(None);
+    }
+    let claimed = registry::claim_lead(&client, table_oid, &around.process_id).await;
+    let (previous_leader, is_writable) = match claimed {
+        Ok(previous) => (previous, true),
+        Err(error) if error.sqlstate() == "42501" => {
+            if registered.stop.is_some() {
+                return Err(Seek::Refused(stop_not_erasable(&around.source)));
+            }
+            tracing::warn!(
+                "this role may not write schema walrelay: it streams, but a stop cannot be stored, so that after a restart of Postgres some events may repeat; remedy: the grants that `walrelay init --print-sql` shows"
+            );
+            (registered.leader.clone(), false)
+        }
+        Err(error) => return Err(or_later(error)),
+    };
+    let server = registry::server(&client).await.map_err(or_later)?;
+    let prober = Prober::prepare(&client, table_oid, &around.source.slot)
+        .await
+        .map_err(or_later)?;
+    let probe = prober.ask(&client).await.map_err(or_later)?;
+    let link = Link {
+        client,
+        prober,
+        backend_pid: probe.backend_pid,
+        table_oid,
+        encoding: server.encoding,
+        system_identifier: server.system_identifier,
+        timeline: server.timeline,
+    };
+    let led = Led {
+        table_oid,
+        generation: registered.generation,
+        previous_leader,
+        is_writable,
+        stop: registered.stop.map(stop_from_registry),
+        halted: registered.halted.map(|h| Halted {
+            event_id: h.event_id,
+            reason: h.reason,
+        }),
+        consistent_point: registered.consistent_point,
+    };
+    Ok(Some((link, led)))
+}
+
+fn stop_not_erasable(source: &Source) -> Failure {
+    Failure::refused(
+        "the registry holds a stop that this role may not erase: it would mislead the next start",
+        format!(
+            "grant update on walrelay.relay to \"{}\" (`walrelay init --print-sql` shows all grants)",
+            source.database.user
+        ),
+    )
+}
+
+fn stop_from_registry(stop: registry::Stop) -> Stop {
+    Stop {
+        last: stop.last,
+        reported: stop.reported,
+        complete: stop.complete,
+        open: stop.open.map(|open| OpenTransaction {
+            triple: open.triple,
+            count: open.count,
+            last_event_id: open.event_id.into_bytes(),
+        }),
+    }
+}
+
+// ---- the stream ----------------------------------------------------------------------------
+
+pub async fn open(around: Arc<Surroundings>, link: Arc<Link>) -> Done {
+    Done::Opened(open_over(&around, &link).await)
+}
+
+async fn open_over(around: &Surroundings, link: &Link) -> Result<(Box<Slot>, Opened), OpenError> {
+    let source = &around.source;
+    let or_later = |error: DbError| {
+        if error.heals_with_time() {
+            OpenError::Later(error.to_string())
+        } else {
+            OpenError::Never(connect::failure(&error, &source.database))
+        }
+    };
+    let encoding = if link.encoding == "SQL_ASCII" {
+        "SQL_ASCII"
+    } else {
+        "UTF8"
+    };
+    let mut slot = Slot::connect(&source.database, encoding, around.wal_sender_timeout)
+        .await
+        .map_err(or_later)?;
+    let identity = slot.identify_system().await.map_err(or_later)?;
+    let is_other_system = link
+        .system_identifier
+        .as_ref()
+        .is_some_and(|known| *known != identity.system_identifier);
+    let is_other_timeline = link
+        .timeline
+        .is_some_and(|known| known != identity.timeline);
+    if is_other_system || is_other_timeline {
+        return Err(OpenError::Later(format!(
+            "two connections came to two servers: the side session is on system {:?} timeline {:?}, the stream on {} timeline {}; a balancer or a failover in between?",
+            link.system_identifier, link.timeline, identity.system_identifier, identity.timeline
+        )));
+    }
+    let confirmed_flush = free_slot(around, link).await?;
+    slot.start_replication(&source.slot, &source.publication)
+        .await
+        .map_err(or_later)?;
+    let opened = Opened {
+        system_identifier: identity.system_identifier,
+        timeline: identity.timeline,
+        xlogpos: identity.xlogpos,
+        confirmed_flush,
+    };
+    Ok((Box::new(slot), opened))
+}
+
+/// The slot's confirmed_flush_lsn, read while nobody holds it: a walsender that is still there
+/// could move it between this look and START.
+async fn free_slot(around: &Surroundings, link: &Link) -> Result<crate::lsn::Lsn, OpenError> {
+    let name = &around.source.slot;
+    let later = |error: DbError| OpenError::Later(error.to_string());
+    let state = registry::slot_state(&link.client, name)
+        .await
+        .map_err(later)?;
+    let Some(state) = state else {
+        return Err(OpenError::Never(slot_gone(name)));
+    };
+    if state.active_pid.is_some() {
+        let holder = registry::holder(&link.client, name).await.map_err(later)?;
+        let holder = holder.map_or_else(|| "another session".to_owned(), |h| h.to_string());
+        return Err(OpenError::Later(format!("slot {name} is held by {holder}")));
+    }
+    match state.confirmed_flush {
+        Some(confirmed) if state.wal_status.as_deref() != Some("lost") => Ok(confirmed),
+        Some(_) | None => Err(OpenError::Never(Failure::halted(
+            format!(
+                "slot {name} is lost (wal_status {:?}): the server has removed WAL that was not streamed",
+                state.wal_status
+            ),
+            "raise max_slot_wal_keep_size; events that were not streamed are only in the table",
+        ))),
+    }
+}
+
+fn slot_gone(name: &str) -> Failure {
+    Failure::halted(
+        format!(
+            "slot {name} is gone while the registry says that it existed: events may be missing from the stream"
+        ),
+        "find out who dropped it; `walrelay init` says what the ways on are",
+    )
+}
+
+pub async fn finish(slot: Box<Slot>) -> Done {
+    let ending = slot.finish(FINISH_WITHIN).await;
+    tracing::debug!(?ending, "the replication connection is closed");
+    Done::Finished
+}
+
+// ---- statements on the lock's session ------------------------------------------------------
+
+pub async fn probe(link: Arc<Link>, walsender: Option<i32>) -> Done {
+    let probed = match link.prober.ask(&link.client).await {
+        Ok(probe) => Probed {
+            has_lock: probe.lock_held && probe.backend_pid == link.backend_pid,
+            has_slot: walsender.is_none() || probe.slot_active_pid == walsender,
+        },
+        Err(error) => {
+            tracing::debug!(%error, "the leader's question was not answered");
+            Probed {
+                has_lock: false,
+                has_slot: false,
+            }
+        }
+    };
+    Done::Probed { probed, walsender }
+}
+
+pub async fn erase_stop(link: Arc<Link>) -> Done {
+    written(
+        registry::erase_stop(&link.client, link.table_oid).await,
+        Done::StopErased,
+    )
+}
+
+pub async fn clear_halted(link: Arc<Link>) -> Done {
+    written(
+        registry::clear_halted(&link.client, link.table_oid).await,
+        Done::Cleared,
+    )
+}
+
+pub async fn store(link: Arc<Link>, stop: Stop, halted: Option<Halted>) -> Done {
+    let stop = registry::Stop {
+        last: stop.last,
+        reported: stop.reported,
+        complete: stop.complete,
+        open: stop.open.map(|open| registry::OpenStop {
+            triple: open.triple,
+            count: open.count,
+            event_id: String::from_utf8_lossy(&open.last_event_id).into_owned(),
+        }),
+    };
+    let mut stored = registry::store_stop(&link.client, link.table_oid, &stop).await;
+    if let (Ok(()), Some(halted)) = (&stored, halted) {
+        let halted = registry::Halted {
+            event_id: halted.event_id,
+            reason: halted.reason,
+        };
+        stored = registry::store_halted(&link.client, link.table_oid, &halted).await;
+    }
+    written(stored, Done::Stored)
+}
+
+fn written(result: Result<(), DbError>, done: Done) -> Done {
+    match result {
+        Ok(()) => done,
+        Err(error) => {
+            tracing::warn!(%error, "the registry could not be written");
+            Done::NotWritten
+        }
+    }
+}
+
+// ---- topics --------------------------------------------------------------------------------
+
+/// Asks for a topic and makes it where that was asked for.
+pub async fn lookup(around: Arc<Surroundings>, name: String) -> Done {
+    let mut state = kafka::lookup_topic(&around.kafka, &name).await;
+    if let (TopicState::Absent, Some(how)) = (&state, around.create_topics) {
+        match kafka::create_topic(&around.kafka, &name, how).await {
+            Ok(()) => {
+                tracing::info!(
+                    topic = name,
+                    partitions = how.partitions,
+                    "created the topic"
+                );
+                state = kafka::lookup_topic(&around.kafka, &name).await;
+            }
+            Err(error) => state = TopicState::Unknown(format!("it cannot be created: {error}")),
+        }
+    }
+    Done::Topic { name, state }
+}

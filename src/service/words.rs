@@ -1,0 +1,61 @@
+//! What the loop says about a stream that cannot go on.
+
+use crate::config::Source;
+use crate::error::{DbError, Failure};
+use crate::io::connect;
+use crate::relay::orders::StreamEnd;
+use crate::relay::route::Template;
+
+/// The columns that the topic template and the mapped headers need.
+pub fn columns(topic: &str, headers: &[(String, String)]) -> Vec<String> {
+    let mut columns: Vec<String> = headers.iter().map(|(_, column)| column.clone()).collect();
+    if let Ok(template) = Template::parse(topic) {
+        columns.extend(template.columns().map(str::to_owned));
+    }
+    columns
+}
+
+/// How an ErrorResponse ends the stream: may it be opened again?
+pub fn stream_error(error: &DbError, source: &Source) -> StreamEnd {
+    if error.heals_with_time() {
+        return StreamEnd::Lost(error.to_string());
+    }
+    let failure = match error.sqlstate() {
+        "42704" => Failure::refused(
+            format!(
+                "the stream cannot pass a change made while publication {} did not exist: {error}",
+                source.publication
+            ),
+            "the slot must be made anew after the publication: rows written in between are only in the table",
+        ),
+        "55000" => Failure::halted(
+            format!("slot {} can no longer be read: {error}", source.slot),
+            "events after its last position are only in the table; raise max_slot_wal_keep_size before the slot is made anew",
+        ),
+        _ => connect::failure(error, &source.database),
+    };
+    StreamEnd::Never(failure)
+}
+
+pub fn frame_too_large(length: usize) -> Failure {
+    Failure::halted(
+        format!(
+            "a row of {length} bytes is in the stream, and at most 64 MiB are taken: no topic would take it either"
+        ),
+        "nothing behind it was skipped, the slot waits in front of it; keep payloads of that size outside of the outbox",
+    )
+}
+
+/// Postgres 18 goes on without the publication and only warns.
+pub fn rows_skipped(message: &str, detail: Option<&str>, source: &Source) -> Failure {
+    Failure::refused(
+        format!(
+            "the server skips rows: {message}{}; nothing is confirmed past this point",
+            detail.map(|d| format!(" ({d})")).unwrap_or_default()
+        ),
+        format!(
+            "publication {} was dropped and made again after rows had been written: those rows are only in the table",
+            source.publication
+        ),
+    )
+}

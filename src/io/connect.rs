@@ -28,8 +28,9 @@ const USER_TIMEOUT_MS: u32 = 30_000;
 
 /// An open connection, nothing said on it yet but the agreement on TLS.
 ///
-/// The kernel's own receive buffer is left alone: on TCP it grows by itself with a fast sender,
-/// and on a Unix socket the sender's buffer counts.
+/// The kernel's receive buffer is left alone: on TCP it grows by itself with a fast sender (1 and
+/// 4 MiB set by hand made gulps no larger and the walsender no cheaper), and on a Unix socket the
+/// sender's buffer counts.
 pub enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
@@ -304,5 +305,94 @@ impl AsyncWrite for Stream {
             Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpListener;
+
+    fn db(port: u16, sslmode: SslMode) -> Database {
+        Database {
+            host: "127.0.0.1".to_owned(),
+            port,
+            user: "u".to_owned(),
+            password: None,
+            dbname: "d".to_owned(),
+            sslmode,
+            sslrootcert: None,
+            application_name: "test".to_owned(),
+            connect_timeout: Duration::from_secs(5),
+        }
+    }
+
+    /// What `open` makes of a server that answers every request for TLS with `answer`.
+    async fn open_with(answer: &'static [u8], sslmode: SslMode) -> Result<Stream, DbError> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let port = listener.local_addr().expect("it is bound").port();
+        let server = tokio::spawn(async move {
+            let mut kept = Vec::new();
+            while let Ok((mut tcp, _)) = listener.accept().await {
+                let mut request = [0; 8];
+                if tcp.read_exact(&mut request).await.is_ok() {
+                    let _ = tcp.write_all(answer).await;
+                    kept.push(tcp);
+                }
+            }
+        });
+        let opened = open(&db(port, sslmode)).await;
+        server.abort();
+        opened
+    }
+
+    #[tokio::test]
+    async fn bytes_slipped_in_before_the_handshake_are_refused() {
+        let opened = open_with(b"SZ", SslMode::Require).await;
+        assert!(matches!(opened, Err(DbError::Tls(text)) if text.contains("in between")));
+        let opened = open_with(b"NZ", SslMode::Prefer).await;
+        assert!(matches!(opened, Err(DbError::Tls(text)) if text.contains("in between")));
+    }
+
+    #[tokio::test]
+    async fn a_server_without_tls_is_enough_for_prefer_only() {
+        let opened = open_with(b"N", SslMode::Prefer).await;
+        assert!(matches!(opened, Ok(Stream::Tcp(_))));
+        for sslmode in [SslMode::Require, SslMode::VerifyFull] {
+            let opened = open_with(b"N", sslmode).await;
+            assert!(matches!(opened, Err(DbError::Tls(text)) if text.contains("offers no TLS")));
+        }
+    }
+
+    #[tokio::test]
+    async fn an_error_in_place_of_an_answer_is_not_read_and_may_heal() {
+        let error = b"E\0\0\0\x20SFATAL\0C53300\0Mtoo many\0\0";
+        let Err(refused) = open_with(error, SslMode::Require).await else {
+            panic!("there is no TLS");
+        };
+        assert!(refused.heals_with_time() && !refused.to_string().contains("too many"));
+        let opened = open_with(error, SslMode::Prefer).await;
+        assert!(matches!(opened, Ok(Stream::Tcp(_))));
+    }
+
+    #[tokio::test]
+    async fn what_is_no_postgres_is_said_to_be_none() {
+        let opened = open_with(b"HTTP/1.1 400 Bad Request", SslMode::Prefer).await;
+        assert!(matches!(opened, Err(DbError::Protocol(text)) if text.contains("no Postgres")));
+    }
+
+    #[tokio::test]
+    async fn a_closed_port_and_a_missing_socket_are_named() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let port = listener.local_addr().expect("it is bound").port();
+        drop(listener);
+        let closed = open(&db(port, SslMode::Prefer)).await;
+        let wanted = format!("port {port}: 127.0.0.1 refused");
+        assert!(matches!(closed, Err(DbError::Unreachable(text)) if text.contains(&wanted)));
+        let mut local = db(5432, SslMode::Prefer);
+        local.host = "/nowhere".to_owned();
+        let missing = open(&local).await;
+        let wanted = "/nowhere/.s.PGSQL.5432 does not exist";
+        assert!(matches!(missing, Err(DbError::Unreachable(text)) if text.contains(wanted)));
     }
 }

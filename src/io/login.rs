@@ -169,3 +169,54 @@ fn broken(error: &std::io::Error) -> DbError {
 fn untrusted(error: &std::io::Error) -> DbError {
     DbError::Auth(format!("the server's side of SCRAM-SHA-256 fails: {error}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncWriteExt, duplex};
+
+    /// What a login makes of a server that says `script` and closes.
+    async fn answer(script: &[u8], password: Option<&str>) -> Result<i32, DbError> {
+        let (ours, mut theirs) = duplex(1 << 12);
+        theirs.write_all(script).await.expect("the pipe is wide");
+        theirs.shutdown().await.expect("it is open");
+        let credentials = Credentials {
+            user: "u",
+            password,
+            channel_binding: None,
+            secrecy: Secrecy::Overheard,
+        };
+        login(&mut Conversation::new(ours), &[("user", "u")], &credentials).await
+    }
+
+    #[tokio::test]
+    async fn trust_needs_no_password() {
+        let script = b"R\0\0\0\x08\0\0\0\0K\0\0\0\x0c\0\0\0\x2a\0\0\0\0Z\0\0\0\x05I";
+        assert_eq!(answer(script, None).await, Ok(42));
+    }
+
+    #[tokio::test]
+    async fn a_password_is_never_said_aloud() {
+        let asked = answer(b"R\0\0\0\x08\0\0\0\x03", Some("secret")).await;
+        assert!(matches!(asked, Err(DbError::Auth(text)) if text.contains("clear text")));
+    }
+
+    #[tokio::test]
+    async fn no_password_is_said_to_be_missing() {
+        let asked = answer(b"R\0\0\0\x17\0\0\0\x0aSCRAM-SHA-256\0\0", None).await;
+        assert!(matches!(asked, Err(DbError::Auth(text)) if text.contains("no password")));
+    }
+
+    #[tokio::test]
+    async fn a_refusal_keeps_its_sqlstate_even_where_its_text_is_no_utf8() {
+        let said = answer(b"E\0\0\0\x18SFATAL\0C28000\0M\xe9t\xe9\0\0", None).await;
+        let error = said.expect_err("it was refused");
+        assert_eq!(error.sqlstate(), "28000");
+    }
+
+    #[tokio::test]
+    async fn an_endless_claim_before_login_is_refused() {
+        let said = answer(b"E\x7f\xff\xff\xff", None).await;
+        assert!(matches!(said, Err(DbError::Protocol(_))));
+    }
+}

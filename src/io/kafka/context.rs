@@ -17,6 +17,8 @@ use crate::record::{KafkaCode, Report, Ticket};
 
 /// Different notices that are kept between two looks; later ones are dropped, the first say it.
 const NOTICES_MAX: usize = 16;
+/// Says of the whole producer what the refused records' own reports say better.
+const GAPLESS_GUARANTEE: KafkaCode = KafkaCode(-148);
 /// Lines of librdkafka's own log that are passed on in one `LOG_SPAN`.
 const LOG_LINES_MAX: u32 = 10;
 const LOG_SPAN: Duration = Duration::from_secs(10);
@@ -134,6 +136,9 @@ impl ClientContext for Inbox {
 
     fn error(&self, error: KafkaError, reason: &str) {
         let code = code_of(&error);
+        if code == GAPLESS_GUARANTEE {
+            return;
+        }
         let text = without_counters(reason);
         let mut notices = lock(&self.notices);
         if let Some(known) = notices

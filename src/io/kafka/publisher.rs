@@ -121,8 +121,10 @@ impl Publisher {
         self.in_flight
     }
 
-    /// Begins to replace the producer: what waits in its queue comes back as `PURGE_QUEUE`, what
-    /// the broker has is waited for. Go on draining, and turn [`Publisher::rebuild_turn`].
+    /// Begins to replace the producer. Due at the first bad report: from a producer that has
+    /// failed, some records in flight get no report at all until it is purged. What waits in its
+    /// queue comes back as `PURGE_QUEUE`, what the broker has is waited for. Go on draining, and
+    /// turn [`Publisher::rebuild_turn`].
     pub fn start_rebuild(&mut self) {
         if let Some(producer) = &self.producer {
             // Non-blocking: the client's threads may be busy resolving a name for many seconds.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
-use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{BaseProducer, Producer as _};
 
 use super::context::Inbox;
@@ -24,6 +24,8 @@ type Asker = BaseProducer<Inbox>;
 #[derive(Default)]
 pub struct Lookup {
     asker: Mutex<Option<(Arc<Asker>, Instant)>>,
+    /// Why the last question got no answer: the client library does not repeat itself each time.
+    reason: Mutex<Option<ClientNotice>>,
 }
 
 impl Lookup {
@@ -50,13 +52,30 @@ impl Lookup {
             .map(|(asker, _)| asker)
     }
 
+    /// What to say for `error`, given what the client has heard since the last question.
+    fn explain(&self, heard: Option<ClientNotice>, error: &KafkaError) -> String {
+        let mut reason = lock(&self.reason);
+        let known = reason.as_ref().map_or(0, ClientNotice::weight);
+        if let Some(notice) = heard.filter(|notice| notice.weight() >= known) {
+            *reason = Some(notice);
+        }
+        reason
+            .as_ref()
+            .map_or_else(|| error.to_string(), |notice| notice.text.clone())
+    }
+
     fn is_empty(&self) -> bool {
         self.slot().is_none()
     }
 
     fn slot(&self) -> MutexGuard<'_, Option<(Arc<Asker>, Instant)>> {
-        self.asker.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.asker)
     }
+}
+
+/// A panic elsewhere leaves these values whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Drops the client some time after its last use, off this thread: destroying it may block.
@@ -87,7 +106,7 @@ pub async fn lookup_topic(settings: &Settings, topic: &str) -> TopicState {
             Ok(asker) => asker,
             Err(words) => return (TopicState::Unknown(words), false),
         };
-        let state = match ask(&asker, &topic) {
+        let state = match ask(&settings.lookup, &asker, &topic) {
             // The demo broker has no admin API: asking it would only wait for the time-out.
             TopicState::Present { partitions, .. } if settings.mock().is_none() => {
                 TopicState::Present {
@@ -110,15 +129,14 @@ pub async fn lookup_topic(settings: &Settings, topic: &str) -> TopicState {
     }
 }
 
-fn ask(asker: &Asker, topic: &str) -> TopicState {
+fn ask(lookup: &Lookup, asker: &Asker, topic: &str) -> TopicState {
     let answer = asker.client().fetch_metadata(Some(topic), ANSWER_WITHIN);
-    let reason = why(asker);
+    let heard = likeliest_cause(asker);
     let metadata = match answer {
         Ok(metadata) => metadata,
-        Err(error) => {
-            return TopicState::Unknown(reason.map_or_else(|| error.to_string(), |n| n.text));
-        }
+        Err(error) => return TopicState::Unknown(lookup.explain(heard, &error)),
     };
+    *lock(&lookup.reason) = None;
     let Some(found) = metadata.topics().iter().find(|t| t.name() == topic) else {
         return TopicState::Unknown("the answer does not name the topic".into());
     };
@@ -142,7 +160,7 @@ fn ask(asker: &Asker, topic: &str) -> TopicState {
 }
 
 /// The likeliest cause of a question without an answer, in the client library's words.
-fn why(asker: &Asker) -> Option<ClientNotice> {
+fn likeliest_cause(asker: &Asker) -> Option<ClientNotice> {
     // Each poll handles one event; a handful waits here after a failed connection.
     for _ in 0..64 {
         asker.poll(Duration::ZERO);
@@ -160,7 +178,10 @@ fn max_message_bytes(settings: &Settings, topic: &str) -> Option<usize> {
     let resource = [ResourceSpecifier::Topic(topic)];
     let options = AdminOptions::new().request_timeout(Some(ANSWER_WITHIN));
     let answer = admin.describe_configs(&resource, &options);
-    let mut answer = tokio::runtime::Handle::current().block_on(answer).ok()?;
+    let answer = tokio::runtime::Handle::current().block_on(answer);
+    // Its thread looks every 100 ms whether it should end; the first event of a topic need not wait.
+    tokio::task::spawn_blocking(move || drop(admin));
+    let mut answer = answer.ok()?;
     let config = answer.pop()?.ok()?;
     config
         .get("max.message.bytes")

@@ -14,6 +14,7 @@ mod slot;
 mod survey;
 
 use std::io::{self, Write};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tokio_postgres::types::PgLsn;
@@ -34,6 +35,9 @@ use survey::Seen;
 /// No table has oid 0: this lock is for one `init` at a time.
 const INIT_LOCK: u32 = 0;
 
+/// How often we ask whether another `init` is done. A person waits.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+
 /// # Errors
 /// Every unmet need with its remedy; exit 3, or 4 where a decision is missing.
 pub async fn run(config: InitConfig) -> Result<(), Failure> {
@@ -41,10 +45,8 @@ pub async fn run(config: InitConfig) -> Result<(), Failure> {
     let side = Side::connect(database, None)
         .await
         .map_err(|e| connect::failure(&e, database))?;
-    lock(&side).await?;
-    let seen = survey::survey(&side.client, &config.source)
-        .await
-        .map_err(|e| statement_failure("looking at the database", &e))?;
+    lock(&config, &side).await?;
+    let seen = look(&config, &side).await?;
     let plan = plan::plan(&config.source, &seen, config.existing)?;
     if config.print_sql {
         return print(&config, &seen, &plan);
@@ -58,17 +60,43 @@ pub async fn run(config: InitConfig) -> Result<(), Failure> {
     write_out(&report.text(config.json)?)
 }
 
-async fn lock(side: &Side) -> Result<(), Failure> {
-    let locked = registry::try_lock(&side.client, INIT_LOCK)
-        .await
-        .map_err(|e| statement_failure("taking the lock of init", &e))?;
-    if locked {
-        return Ok(());
+async fn lock(config: &InitConfig, side: &Side) -> Result<(), Failure> {
+    let until = Instant::now() + config.lock_timeout;
+    loop {
+        let locked = registry::try_lock(&side.client, INIT_LOCK)
+            .await
+            .map_err(|e| statement_failure("taking the lock of init", &e))?;
+        if locked {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            return Err(Failure::refused(
+                "another `walrelay init` is at work in this database",
+                "wait until it is done, and run init again",
+            ));
+        }
+        tokio::time::sleep(ASK_EVERY).await;
     }
-    Err(Failure::refused(
-        "another `walrelay init` is at work in this database",
-        "wait until it is done, and run init again",
-    ))
+}
+
+/// What is there. The walsender of an init that was killed may be at work on its slot for a while,
+/// since it does not look after its client while it waits: it is waited for.
+async fn look(config: &InitConfig, side: &Side) -> Result<Seen, Failure> {
+    let until = Instant::now() + config.lock_timeout;
+    loop {
+        let seen = survey::survey(&side.client, &config.source)
+            .await
+            .map_err(|e| statement_failure("looking at the database", &e))?;
+        let half_made = seen.row.as_ref().is_some_and(|row| row.intent);
+        let in_use = seen
+            .slot
+            .as_ref()
+            .is_some_and(|slot| slot.active_pid.is_some());
+        if !(half_made && in_use) || config.print_sql || Instant::now() >= until {
+            return Ok(seen);
+        }
+        tokio::time::sleep(ASK_EVERY).await;
+    }
 }
 
 async fn carry_out(
@@ -216,7 +244,7 @@ async fn complete(
              slot_generation = slot_generation + 1, lower_bound = $4::text::pg_snapshot, \
              consistent_point = $5, coverage = $6::text::jsonb, leader = null, \
              stop_commit_lsn = null, stop_xid = null, stop_commit_time = null, \
-             stop_reported = null, stop_complete = null, halted_event = null, \
+             stop_reported = null, stop_complete = null, stop_open = null, halted_event = null, \
              halted_generation = null, halted_reason = null, updated_at = now() \
              where table_oid = $1 and intent is not null",
             &[

@@ -9,11 +9,13 @@
 mod check;
 mod ddl;
 mod init;
+mod init_surroundings;
 mod kafka;
 mod load;
 mod postgres;
 mod proc;
 mod refusals;
+mod registry;
 mod relay;
 mod rows;
 mod servers;

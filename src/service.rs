@@ -287,12 +287,14 @@ impl Service {
             self.machine.on_reports(&self.reports, now);
             self.reports.clear();
         }
-        if self.is_batch_shrunk && self.publisher.in_flight() == 0 {
+        // Nothing is in flight, so that this is done at once. Not while the machine is about to
+        // order a rebuild, or waits for one: it must hear of that.
+        let is_idle = self.publisher.in_flight() == 0 && self.publisher.is_sending();
+        if self.is_batch_shrunk && is_idle {
             self.is_batch_shrunk = false;
             self.publisher.start_rebuild();
-            // Nothing is in flight, so that this is done at once and no decision depends on it.
-            let _ = self.publisher.rebuild_turn(now);
-        } else if self.publisher.rebuild_turn(now).is_some() {
+        }
+        if self.publisher.rebuild_turn(now).is_some() {
             self.machine.on_rebuilt(now);
         }
         for notice in self.publisher.client_notices() {

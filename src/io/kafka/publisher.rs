@@ -121,6 +121,12 @@ impl Publisher {
         self.in_flight
     }
 
+    /// Would the next record be handed over? Not from a bad report until after the rebuild.
+    #[must_use]
+    pub fn is_sending(&self) -> bool {
+        self.state == State::Sending
+    }
+
     /// Begins to replace the producer. Due at the first bad report: from a producer that has
     /// failed, some records in flight get no report at all until it is purged. What waits in its
     /// queue comes back as `PURGE_QUEUE`, what the broker has is waited for. Go on draining, and

@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::config::RunConfig;
-use crate::error::{Exit, Failure};
+use crate::error::{DbError, Exit, Failure};
 
 use crate::io::kafka::{self, Publisher};
 use crate::io::side::Side;
@@ -32,7 +32,9 @@ use crate::record::{Record, Report, Ticket, TopicState};
 use crate::relay::Moment;
 use crate::relay::intake::Outlet;
 use crate::relay::machine::Machine;
-use crate::relay::orders::{Close, Notice, Order, Purge, Settings, Severity, StreamEnd};
+use crate::relay::orders::{
+    Close, Notice, OpenError, Order, Probed, Purge, Settings, Severity, StreamEnd,
+};
 use crate::relay::outbox::Mapping;
 use crate::relay::route::Template;
 use crate::telemetry;
@@ -165,9 +167,9 @@ struct Service {
 enum Event {
     Signal,
     Answer(Done),
-    SideEnded(crate::error::DbError),
+    SideEnded(DbError),
     Kafka,
-    Stream(Result<Turn, crate::error::DbError>),
+    Stream(Result<Turn, DbError>),
     Timeout,
 }
 
@@ -443,10 +445,9 @@ impl Service {
                 let job = jobs::open(Arc::clone(&self.surroundings), link);
                 self.opening = Some(self.spawn(job));
             }
-            _ => self.machine.on_open_failed(
-                crate::relay::orders::OpenError::Later("the side session is gone".to_owned()),
-                now,
-            ),
+            _ => self
+                .machine
+                .on_open_failed(OpenError::Later("the side session is gone".to_owned()), now),
         }
     }
 
@@ -471,7 +472,7 @@ impl Service {
             Done::Sought { side, link, seek } => {
                 self.side = side;
                 self.link = link;
-                self.machine.on_seek(seek, now);
+                self.machine.on_seek(*seek, now);
             }
             Done::Opened(Ok((slot, opened))) => {
                 self.opening = None;
@@ -488,7 +489,7 @@ impl Service {
             }
             Done::Probed { probed, walsender } => {
                 let is_same = walsender == self.slot.as_ref().map(Slot::backend_pid);
-                let probed = crate::relay::orders::Probed {
+                let probed = Probed {
                     has_slot: probed.has_slot || !is_same,
                     ..probed
                 };
@@ -568,7 +569,7 @@ fn wall_clock() -> PgTimestamp {
     PgTimestamp::from_unix_micros(i64::try_from(since.as_micros()).unwrap_or_default())
 }
 
-async fn closed(side: &mut Option<Side>) -> crate::error::DbError {
+async fn closed(side: &mut Option<Side>) -> DbError {
     match side {
         Some(side) => side.closed().await,
         None => std::future::pending().await,
@@ -579,7 +580,7 @@ async fn stream_turn(
     slot: &mut Option<Slot>,
     wants_wal: bool,
     pause: Duration,
-) -> Result<Turn, crate::error::DbError> {
+) -> Result<Turn, DbError> {
     let Some(slot) = slot else {
         return std::future::pending().await;
     };

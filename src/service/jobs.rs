@@ -46,7 +46,7 @@ pub enum Done {
     Sought {
         side: Option<Side>,
         link: Option<Arc<Link>>,
-        seek: Seek,
+        seek: Box<Seek>,
     },
     Opened(Result<(Box<Slot>, Opened), OpenError>),
     Finished,
@@ -77,7 +77,7 @@ pub async fn seek(around: Arc<Surroundings>, side: Option<Side>) -> Done {
                 return Done::Sought {
                     side: None,
                     link: None,
-                    seek: refused_or_later(&error, &around.source),
+                    seek: Box::new(refused_or_later(&error, &around.source)),
                 };
             }
         },
@@ -86,13 +86,13 @@ pub async fn seek(around: Arc<Surroundings>, side: Option<Side>) -> Done {
         Ok((link, seek)) => Done::Sought {
             side: Some(side),
             link,
-            seek,
+            seek: Box::new(seek),
         },
         // The session is given up: what it holds (the lock, perhaps) goes with it.
         Err(seek) => Done::Sought {
             side: None,
             link: None,
-            seek,
+            seek: Box::new(seek),
         },
     }
 }

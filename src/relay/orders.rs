@@ -102,6 +102,7 @@ pub enum Notice {
     Leading,
     Standby(String),
     LeadLost(String),
+    NoDatabase(String),
     Streaming { from: Lsn, again: usize },
     StreamEnded(String),
     KafkaStalled { silent: Duration },
@@ -123,6 +124,15 @@ pub enum Notice {
 }
 
 impl Notice {
+    /// What lasts: two notices of one condition need not both be said.
+    #[must_use]
+    pub fn condition(&self) -> String {
+        match self {
+            Notice::TopicAbsent(topic) | Notice::TopicUnanswered { topic, .. } => topic.clone(),
+            other => format!("{:?}", std::mem::discriminant(other)),
+        }
+    }
+
     #[must_use]
     pub fn severity(&self) -> Severity {
         match self {
@@ -135,6 +145,7 @@ impl Notice {
             | Notice::Stopped { .. }
             | Notice::HaltedEventPassed(_) => Severity::Info,
             Notice::LeadLost(_)
+            | Notice::NoDatabase(_)
             | Notice::StreamEnded(_)
             | Notice::KafkaStalled { .. }
             | Notice::TopicUnanswered { .. }
@@ -157,6 +168,7 @@ impl fmt::Display for Notice {
             Notice::Leading => write!(f, "leading: the lock is ours"),
             Notice::Standby(why) => write!(f, "standing by: {why}"),
             Notice::LeadLost(why) => write!(f, "no longer leading: {why}"),
+            Notice::NoDatabase(why) => write!(f, "waiting for the database: {why}"),
             Notice::Streaming { from, again: 0 } => {
                 write!(f, "streaming from confirmed_flush_lsn {from}")
             }

@@ -1,0 +1,342 @@
+//! Kafka: what was delivered, what was refused and why, topics, silence.
+
+use std::time::Duration;
+
+use super::{
+    Class, Close, KafkaCode, Lead, Lsn, Machine, Moment, Notice, Order, Poisoned, Producer, Purge,
+    RECHECK_INTERVAL, REST_MAX, REST_MIN, Reopen, Report, STAMPLESS, Solo, Stream, Ticket,
+    TopicState,
+};
+use crate::error::kafka;
+use crate::record::Record;
+use crate::relay::route;
+
+impl Machine {
+    pub fn on_reports(&mut self, reports: &[Report], now: Moment) {
+        let mut has_failed = false;
+        for report in reports {
+            match report.result {
+                Ok(()) => self.on_delivered(report.ticket, now),
+                Err(code) => {
+                    has_failed = true;
+                    self.on_refused(report.ticket, code);
+                }
+            }
+        }
+        self.flush_tally();
+        self.ledger.settle();
+        if has_failed && self.producer == Producer::Ready {
+            self.rebuild(Purge::Queue, false);
+        }
+        self.advance(now);
+    }
+
+    pub(super) fn on_delivered(&mut self, ticket: Ticket, now: Moment) {
+        let Some(delivered) = self.ledger.delivered(ticket) else {
+            return;
+        };
+        self.progress_at = now;
+        let topic = usize::from(delivered.topic);
+        if self.tally.len() <= topic {
+            self.tally.resize(topic + 1, (0, 0));
+        }
+        self.tally[topic].0 += 1;
+        self.tally[topic].1 += u64::from(delivered.footprint);
+        match self.deliveries.commit_times.last_mut() {
+            Some(last) if last.0 == delivered.commit_time => last.1 += 1,
+            Some(_) | None => self
+                .deliveries
+                .commit_times
+                .push((delivered.commit_time, 1)),
+        }
+        if self.gate == Some(ticket) {
+            self.gate = None;
+            if let Some(halted) = self.halted.take() {
+                self.say(Notice::HaltedEventPassed(halted.event_id));
+                self.orders.push_back(Order::ClearHalted);
+            }
+        }
+    }
+
+    pub(super) fn flush_tally(&mut self) {
+        for (topic, (events, bytes)) in self.tally.iter_mut().enumerate() {
+            if *events > 0 {
+                let topic = u16::try_from(topic).expect("a topic's number");
+                let name = self.topics.name(topic).to_owned();
+                self.deliveries.by_topic.push((name, *events, *bytes));
+                (*events, *bytes) = (0, 0);
+            }
+        }
+    }
+
+    pub(super) fn on_refused(&mut self, ticket: Ticket, code: KafkaCode) {
+        self.ledger.lost(ticket);
+        let class = kafka::entry(code).class;
+        let is_cause = class != Class::Consequence && code != kafka::FATAL;
+        if is_cause && self.cause.is_none() {
+            self.cause = Some(code);
+        }
+        if let Some(solo) = &mut self.solo
+            && class == Class::Poison
+            && solo.sent.as_ref().is_some_and(|sent| sent.0 == ticket)
+        {
+            solo.suspect = match solo.suspect {
+                Some((known, _, times)) if known == ticket => Some((ticket, code, times + 1)),
+                Some(_) | None => Some((ticket, code, 1)),
+            };
+        }
+    }
+
+    /// Stops handing over until the producer was built anew.
+    pub(in crate::relay) fn rebuild(&mut self, purge: Purge, forget: bool) {
+        let forgets = match self.producer {
+            Producer::Rebuilding { forget } => forget,
+            Producer::Ready | Producer::Resting { .. } => false,
+        };
+        self.producer = Producer::Rebuilding {
+            forget: forget || forgets,
+        };
+        self.orders.push_back(Order::Rebuild(purge));
+    }
+
+    /// The producer is new, every report of the old one has been seen.
+    pub fn on_rebuilt(&mut self, now: Moment) {
+        let Producer::Rebuilding { forget } = self.producer else {
+            return;
+        };
+        self.held.clear();
+        self.poisoned = None;
+        self.gate = None;
+        self.release_due = false;
+        self.producer = Producer::Ready;
+        let cause = self.cause.take();
+        if forget {
+            self.forget();
+            self.close(Close::Abort, Reopen::At(now));
+        } else {
+            self.ledger.lose_all();
+            let rest = self.classify_cause(cause, now);
+            if self.ledger.lost_events() > 0 {
+                if rest > Duration::ZERO {
+                    self.producer = Producer::Resting { until: now + rest };
+                }
+                self.last_status(now);
+                self.close(Close::Finish, Reopen::At(now + rest));
+            }
+        }
+        self.advance(now);
+    }
+
+    pub(super) fn forget(&mut self) {
+        self.ledger.forget();
+        self.solo = None;
+        self.received_ever = Lsn::INVALID;
+        self.highest_reported = None;
+    }
+
+    /// What to do about the refusal, and how long to rest before everything is read again.
+    pub(super) fn classify_cause(&mut self, cause: Option<KafkaCode>, now: Moment) -> Duration {
+        let Some(code) = cause else {
+            return Duration::ZERO;
+        };
+        let entry = kafka::entry(code);
+        self.remind(
+            Notice::ProducerRebuilt {
+                cause: format!("{} ({})", entry.name, code.0),
+                remedy: entry.remedy.to_owned(),
+            },
+            now,
+        );
+        match entry.class {
+            Class::Poison => self.isolate(code, now),
+            Class::Transient | Class::Fatal | Class::Definite | Class::Consequence => {
+                self.topics.doubt_all();
+                let rest = self.rest;
+                self.rest = (self.rest * 2).min(REST_MAX);
+                rest
+            }
+        }
+    }
+
+    pub(super) fn isolate(&mut self, code: KafkaCode, now: Moment) -> Duration {
+        const INVALID_TIMESTAMP: KafkaCode = KafkaCode(32);
+        if code == INVALID_TIMESTAMP && now >= self.stampless_until {
+            self.stampless_until = now + STAMPLESS;
+            self.say(Notice::ClockSkew);
+            return Duration::ZERO;
+        }
+        let below = self.ledger.taken_below();
+        match &mut self.solo {
+            Some(solo) => {
+                solo.below = solo.below.max(below);
+                if let Some((ticket, code, times)) = solo.suspect
+                    && times >= 2
+                    && let Some((_, event_id)) = solo.sent.clone().filter(|s| s.0 == ticket)
+                {
+                    let entry = kafka::entry(code);
+                    let poisoned = Poisoned {
+                        ticket,
+                        event_id,
+                        lsn: self.current_lsn,
+                        reason: format!("the broker refuses it alone: {} ({})", entry.name, code.0),
+                        remedy: entry.remedy.to_owned(),
+                    };
+                    self.halt(&poisoned, now);
+                }
+            }
+            None => {
+                self.solo = Some(Solo {
+                    below,
+                    sent: None,
+                    suspect: None,
+                    code,
+                });
+            }
+        }
+        Duration::ZERO
+    }
+
+    /// What the cluster says about a topic.
+    pub fn on_topic(&mut self, name: &str, state: &TopicState, now: Moment) {
+        let is_usable = self.topics.answer(name, state, now);
+        match state {
+            TopicState::Present { partitions, .. } if is_usable => {
+                self.say(Notice::TopicPresent {
+                    topic: name.to_owned(),
+                    partitions: *partitions,
+                });
+            }
+            TopicState::Present { .. } => {}
+            TopicState::Absent => self.remind(Notice::TopicAbsent(name.to_owned()), now),
+            TopicState::Unknown(why) => self.remind(
+                Notice::TopicUnanswered {
+                    topic: name.to_owned(),
+                    why: why.clone(),
+                },
+                now,
+            ),
+        }
+        if is_usable {
+            self.release_due = true;
+            self.progress_at = now;
+            self.reminders.clear();
+        }
+        self.advance(now);
+    }
+
+    pub(super) fn pump_kafka(&mut self, now: Moment) {
+        for name in self.topics.questions(now) {
+            self.orders.push_back(Order::Lookup(name));
+        }
+        self.pump_held(now);
+        let load = self.ledger.load();
+        if self.solo.as_ref().is_some_and(|solo| {
+            self.ledger.delivered_below() >= solo.below && load.in_flight_events == 0
+        }) {
+            let solo = self.solo.take().expect("checked above");
+            if solo.suspect.is_none() && matches!(solo.code.0, 10 | 18) {
+                self.say(Notice::BatchTooLarge);
+            }
+        }
+        self.pump_stall(now);
+    }
+
+    pub(super) fn pump_stall(&mut self, now: Moment) {
+        let is_in_flight = self.ledger.load().in_flight_events > 0;
+        let is_blocked = is_in_flight || (!self.held.is_empty() && !self.wants_wal());
+        if !is_blocked {
+            self.progress_at = now;
+            self.rest = REST_MIN;
+        }
+        if !self.held.is_empty() && self.ledger.span() >= self.span_events_max() {
+            let topics = self.topics.absent().map(str::to_owned).collect();
+            self.remind(Notice::Blocked { topics }, now);
+        }
+        let silent = now.saturating_sub(self.progress_at);
+        if is_in_flight && silent >= RECHECK_INTERVAL && now >= self.recheck_at {
+            // The client library keeps silent about a topic that was deleted: ask.
+            self.recheck_at = now + RECHECK_INTERVAL;
+            let names = self.topics.names().map(str::to_owned);
+            self.orders.extend(names.map(Order::Lookup));
+        }
+        if is_blocked && silent >= self.settings.stall_timeout {
+            if !self.is_stalled && self.stream == Stream::Open && self.ending.is_none() {
+                self.is_stalled = true;
+                self.say(Notice::KafkaStalled { silent });
+                self.last_status(now);
+                self.close(Close::Finish, Reopen::WhenKafkaAnswers);
+            }
+        } else if self.is_stalled {
+            self.is_stalled = false;
+            self.say(Notice::KafkaAnswers);
+            let waits_for_kafka = matches!(
+                self.stream,
+                Stream::Closed(Reopen::WhenKafkaAnswers)
+                    | Stream::Closing(Reopen::WhenKafkaAnswers)
+            );
+            if waits_for_kafka {
+                self.close(Close::Finish, Reopen::At(now));
+            }
+        }
+    }
+
+    pub(super) fn pump_held(&mut self, now: Moment) {
+        if self.held.is_empty() || self.producer != Producer::Ready || self.lead != Lead::Held {
+            return;
+        }
+        let load = self.ledger.load();
+        let room = if self.gate.is_some() {
+            // The event at which an earlier run halted goes alone.
+            usize::from(load.in_flight_events == 0)
+        } else {
+            self.in_flight_events_max()
+                .saturating_sub(load.in_flight_events)
+        };
+        let is_worth_it =
+            load.in_flight_events == 0 || room >= self.settings.in_flight_events_max / 4;
+        if !(self.release_due || self.gate.is_some()) || !is_worth_it || room == 0 {
+            return;
+        }
+        let room_bytes = self
+            .settings
+            .in_flight_bytes_max
+            .saturating_sub(load.in_flight_bytes);
+        let (released, ran_out) = self.held.release(&self.topics, room, room_bytes);
+        self.release_due = ran_out;
+        for (ticket, topic, mut record) in released {
+            let partitions = self.topics.partitions(topic).expect("released as present");
+            record.partition = route::partition(&record.key, partitions);
+            if now < self.stampless_until {
+                record.timestamp_ms = None;
+            }
+            self.note_sent(ticket, &record, topic, now);
+            self.orders.push_back(Order::Send(ticket, record));
+        }
+    }
+
+    pub(in crate::relay) fn note_sent(
+        &mut self,
+        ticket: Ticket,
+        record: &Record<'_>,
+        topic: u16,
+        now: Moment,
+    ) {
+        if self.ledger.load().in_flight_events == 0 {
+            self.progress_at = now;
+        }
+        self.ledger.sent(ticket, topic, record.footprint());
+        if let Some(solo) = &mut self.solo {
+            let event_id = record.headers.first().and_then(|h| h.value.as_deref());
+            let event_id = String::from_utf8_lossy(event_id.unwrap_or_default()).into_owned();
+            solo.sent = Some((ticket, event_id));
+        } else if self.gate == Some(ticket) {
+            let event_id = self.halted.as_ref().map(|h| h.event_id.clone());
+            self.solo = Some(Solo {
+                below: Ticket(ticket.0 + 1),
+                sent: Some((ticket, event_id.unwrap_or_default())),
+                suspect: None,
+                code: KafkaCode(0),
+            });
+        }
+    }
+}

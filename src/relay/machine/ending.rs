@@ -1,0 +1,172 @@
+//! Ends: asked for, forced by the server, by policy.
+
+use std::time::Duration;
+
+use super::{
+    Close, Ending, Failure, Halted, Lead, Machine, Moment, Notice, Order, Poisoned, Producer,
+    Reopen, Stop, Stream, Why,
+};
+
+impl Machine {
+    /// SIGTERM or SIGINT.
+    pub fn on_stop_asked(&mut self, now: Moment) {
+        let is_ending = self
+            .ending
+            .as_ref()
+            .is_some_and(|e| !matches!(e.why, Why::ServerStops));
+        if !is_ending {
+            let deadline = self.settings.shutdown_timeout;
+            self.end(Why::Asked, "asked to stop".to_owned(), deadline, now);
+        }
+        self.advance(now);
+    }
+
+    pub(super) fn end(&mut self, why: Why, text: String, deadline: Duration, now: Moment) {
+        self.say(Notice::Draining {
+            why: text,
+            deadline,
+        });
+        self.ending = Some(Ending {
+            why,
+            deadline: now + deadline,
+            is_storing: false,
+        });
+    }
+
+    /// Ends with this failure once what is on its way has arrived.
+    pub(in crate::relay) fn fail(&mut self, failure: Failure, halted: Option<Halted>, now: Moment) {
+        let is_failing = self
+            .ending
+            .as_ref()
+            .is_some_and(|e| matches!(e.why, Why::Failed(..)));
+        if !is_failing {
+            let text = failure.causes.first().cloned().unwrap_or_default();
+            let deadline = self.settings.shutdown_timeout;
+            self.end(Why::Failed(failure, halted), text, deadline, now);
+        }
+    }
+
+    pub(super) fn halt(&mut self, poisoned: &Poisoned, now: Moment) {
+        let Poisoned {
+            event_id,
+            lsn,
+            reason,
+            remedy,
+            ..
+        } = poisoned;
+        let failure = Failure::halted(
+            format!("event {event_id} (transaction at {lsn}) cannot be published: {reason}"),
+            format!(
+                "{remedy}; then start again: this event is tried alone, nothing behind it is sent before it is delivered"
+            ),
+        )
+        .because("policy --on-poison halt: everything before it is delivered and confirmed");
+        let halted = Halted {
+            event_id: event_id.clone(),
+            reason: reason.clone(),
+        };
+        self.fail(failure, Some(halted), now);
+    }
+
+    pub(super) fn pump_end(&mut self, now: Moment) {
+        if let Some(poisoned) = self.poisoned.clone()
+            && self.ending.is_none()
+            && self.ledger.delivered_below() >= poisoned.ticket
+        {
+            self.halt(&poisoned, now);
+        }
+        let Some(ending) = &self.ending else {
+            return;
+        };
+        let is_drained = self.ledger.load().in_flight_events == 0
+            && !matches!(self.producer, Producer::Rebuilding { .. });
+        if ending.is_storing || !(is_drained || now >= ending.deadline) {
+            return;
+        }
+        match self.stream {
+            Stream::Open => {
+                self.last_status(now);
+                self.close(Close::Finish, Reopen::At(now));
+            }
+            Stream::Opening => self.close(Close::Abort, Reopen::At(now)),
+            Stream::Closing(_) => {}
+            Stream::Closed(_) => self.ended(now),
+        }
+    }
+
+    /// The stream is closed and what could be delivered is.
+    pub(super) fn ended(&mut self, now: Moment) {
+        let why = self.ending.as_ref().map(|e| e.why.clone());
+        match why {
+            None => {}
+            Some(Why::ServerStops) => {
+                self.ending = None;
+                self.lose_lead("the database server shut down", now);
+                let pause = self.next_reconnect();
+                self.wait_for_lead(pause, now);
+            }
+            Some(Why::Asked | Why::Failed(..))
+                if self.lead != Lead::Held
+                    || !self.is_writable
+                    || self.highest_reported.is_none() =>
+            {
+                self.exit();
+            }
+            Some(why) => {
+                if let Some(ending) = &mut self.ending {
+                    ending.is_storing = true;
+                }
+                let halted = match why {
+                    Why::Failed(_, halted) => halted,
+                    Why::Asked | Why::ServerStops => None,
+                };
+                self.orders.push_back(Order::Store {
+                    stop: self.stop(),
+                    halted,
+                });
+            }
+        }
+    }
+
+    pub(super) fn stop(&self) -> Stop {
+        Stop {
+            last: self.ledger.w(),
+            reported: self.highest_reported.unwrap_or_default(),
+            complete: self.ledger.span() == 0,
+            open: self.ledger.open_transaction(),
+        }
+    }
+
+    /// The stop is in the registry, or could not be written.
+    pub fn on_stored(&mut self) {
+        self.exit();
+    }
+
+    /// A statement on the lock's session failed. Its end, or the next probe, says what is wrong.
+    pub fn on_not_written(&mut self, now: Moment) {
+        self.is_erasing = false;
+        if self.ending.as_ref().is_some_and(|e| e.is_storing) {
+            self.exit();
+        }
+        self.advance(now);
+    }
+
+    pub(super) fn exit(&mut self) {
+        self.say(Notice::Stopped {
+            flush: self.highest_reported.unwrap_or_default(),
+            complete: self.ledger.span() == 0,
+        });
+        let result = match self.ending.take().map(|e| e.why) {
+            Some(Why::Failed(failure, _)) => Err(failure),
+            Some(Why::Asked | Why::ServerStops) | None => Ok(()),
+        };
+        self.orders.push_back(Order::Exit(result));
+    }
+
+    /// The registry holds no stop any more.
+    pub fn on_stop_erased(&mut self, now: Moment) {
+        self.stored_stop = None;
+        self.is_erasing = false;
+        self.advance(now);
+    }
+}

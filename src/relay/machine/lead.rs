@@ -1,0 +1,149 @@
+//! Leadership: the lock, who led before, the proof of each second.
+
+use std::time::Duration;
+
+use super::{
+    Close, Exit, Lead, Led, Ledger, Machine, Moment, Notice, Order, PROBE_INTERVAL, Probed, Purge,
+    RECONNECT_MAX, Reopen, SEEK_INTERVAL, SERVER_SHUTDOWN_DRAIN, Seek, Stream, Why,
+};
+
+impl Machine {
+    pub fn on_seek(&mut self, seek: Seek, now: Moment) {
+        match seek {
+            Seek::Led(led) => self.take_lead(led, now),
+            Seek::Elsewhere(why) => {
+                if !self.standby_said {
+                    self.standby_said = true;
+                    self.say(Notice::Standby(why));
+                }
+                self.wait_for_lead(SEEK_INTERVAL, now);
+            }
+            Seek::Later(why) => {
+                self.remind(Notice::NoDatabase(why), now);
+                let pause = self.next_reconnect();
+                self.wait_for_lead(pause, now);
+            }
+            // What was right at the start and is not now may be put right again: the database
+            // waits in its slot, nothing is lost by asking again.
+            Seek::Refused(failure) if self.has_led && failure.exit == Exit::Refused => {
+                self.remind(Notice::NoDatabase(failure.to_string()), now);
+                let pause = self.next_reconnect();
+                self.wait_for_lead(pause, now);
+            }
+            Seek::Refused(failure) => self.orders.push_back(Order::Exit(Err(failure))),
+        }
+        self.advance(now);
+    }
+
+    pub(super) fn wait_for_lead(&mut self, pause: Duration, now: Moment) {
+        self.lead = Lead::Waiting { until: now + pause };
+    }
+
+    pub(super) fn next_reconnect(&mut self) -> Duration {
+        let pause = self.reconnect;
+        self.reconnect = (self.reconnect * 2).min(RECONNECT_MAX);
+        pause
+    }
+
+    pub(super) fn take_lead(&mut self, led: Led, now: Moment) {
+        self.lead = Lead::Held;
+        self.standby_said = false;
+        self.reminders.clear();
+        self.probe_sent_at = None;
+        self.probe_at = now + PROBE_INTERVAL;
+        self.table_oid = led.table_oid;
+        let was_ours = led.previous_leader.as_deref() == Some(&self.settings.process_id);
+        let is_same_slot = led.generation == self.generation;
+        if self.has_led && !(was_ours && is_same_slot) {
+            // Somebody else may have led in between: what we know may be what he has sent.
+            self.rebuild(Purge::Everything, true);
+        }
+        if !self.has_led {
+            if let Some(stop) = &led.stop {
+                self.ledger = Ledger::resumed(stop.last, stop.open.clone());
+            }
+            self.halted = led.halted;
+        }
+        if !(self.has_led && was_ours && is_same_slot) {
+            self.highest_reported = match (&led.stop, &led.previous_leader) {
+                (Some(stop), _) => Some(stop.reported),
+                (None, None) => led.consistent_point,
+                (None, Some(_)) => None,
+            };
+            self.stored_stop = led.stop.map(|stop| stop.reported);
+        }
+        self.has_led = true;
+        self.generation = led.generation;
+        self.is_writable = led.is_writable;
+        self.say(Notice::Leading);
+        if matches!(self.stream, Stream::Closed(Reopen::At(_))) {
+            self.stream = Stream::Closed(Reopen::At(now));
+        }
+    }
+
+    pub(super) fn lose_lead(&mut self, why: &str, now: Moment) {
+        if self.lead != Lead::Held {
+            return;
+        }
+        self.say(Notice::LeadLost(why.to_owned()));
+        self.lead = Lead::Waiting { until: now };
+        self.probe_sent_at = None;
+        self.is_erasing = false;
+        self.close(Close::Abort, Reopen::At(now));
+    }
+
+    /// The side session is gone, with the SQLSTATE that the server gave, if any.
+    pub fn on_side_end(&mut self, sqlstate: &str, why: &str, now: Moment) {
+        if self.lead != Lead::Held {
+            return;
+        }
+        let is_storing = self.ending.as_ref().is_some_and(|e| e.is_storing);
+        if is_storing {
+            // What was to be stored cannot be: the next start is one after a crash.
+            self.exit();
+        } else if sqlstate == "57P01" && self.stream == Stream::Open && self.ending.is_none() {
+            self.end(
+                Why::ServerStops,
+                format!("the database server ends this session ({why})"),
+                SERVER_SHUTDOWN_DRAIN,
+                now,
+            );
+        } else if self.ending.is_none() {
+            self.lose_lead(why, now);
+        }
+        self.advance(now);
+    }
+
+    /// `stream_open` says whether the replication session is the one that was asked about.
+    pub fn on_probe(&mut self, probed: &Probed, now: Moment) {
+        self.probe_sent_at = None;
+        self.probe_at = now + PROBE_INTERVAL;
+        if !probed.has_lock {
+            self.lose_lead("the side session has lost the lock", now);
+        } else if !probed.has_slot && self.stream == Stream::Open {
+            self.lose_lead("the slot is not held by our walsender", now);
+        }
+        self.advance(now);
+    }
+
+    pub(super) fn pump_lead(&mut self, now: Moment) {
+        match self.lead {
+            Lead::Waiting { until } if now >= until && self.ending.is_none() => {
+                self.lead = Lead::Seeking;
+                self.orders.push_back(Order::SeekLead);
+            }
+            Lead::Held => {
+                let silent = self
+                    .probe_sent_at
+                    .is_some_and(|at| now >= at + self.settings.wal_sender_timeout / 2);
+                if silent {
+                    self.lose_lead("the side session does not answer", now);
+                } else if self.probe_sent_at.is_none() && now >= self.probe_at {
+                    self.probe_sent_at = Some(now);
+                    self.orders.push_back(Order::Probe);
+                }
+            }
+            Lead::Waiting { .. } | Lead::Seeking => {}
+        }
+    }
+}

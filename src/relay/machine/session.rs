@@ -1,0 +1,130 @@
+//! The replication session: opened, recognised, ended.
+
+use super::{
+    Close, Failure, Feedback, Lead, Lsn, Machine, Moment, Notice, OpenError, Opened, Order,
+    OtherHistory, Producer, Purge, Reopen, Stream, StreamEnd, moved_slot,
+};
+
+impl Machine {
+    pub fn on_opened(&mut self, opened: &Opened, now: Moment) {
+        if self.stream != Stream::Opening {
+            return;
+        }
+        self.stream = Stream::Open;
+        // Before anything else: no position of an earlier session may be reported in this one.
+        self.ledger.session_started(opened.confirmed_flush);
+        self.feedback = Feedback::new(now);
+        self.shape = None;
+        self.current_lsn = Lsn::INVALID;
+        self.in_transaction = false;
+        self.progress_at = now;
+        let identity = (opened.system_identifier.clone(), opened.timeline);
+        let is_other = self
+            .identity
+            .as_ref()
+            .is_some_and(|known| *known != identity);
+        if is_other || opened.xlogpos < self.received_ever {
+            let what = format!(
+                "system {} timeline {} at {}, after {} was received",
+                opened.system_identifier, opened.timeline, opened.xlogpos, self.received_ever
+            );
+            self.identity = Some(identity);
+            self.other_history(what, now);
+            self.advance(now);
+            return;
+        }
+        self.identity = Some(identity);
+        if let Some(highest) = self.highest_reported
+            && opened.confirmed_flush > highest
+        {
+            let failure = moved_slot(opened.confirmed_flush, highest);
+            self.fail(failure, None, now);
+            self.advance(now);
+            return;
+        }
+        self.highest_reported = self.highest_reported.max(Some(opened.confirmed_flush));
+        self.say(Notice::Streaming {
+            from: opened.confirmed_flush,
+            again: self.ledger.span(),
+        });
+        self.advance(now);
+    }
+
+    pub fn on_open_failed(&mut self, error: OpenError, now: Moment) {
+        if self.stream != Stream::Opening {
+            return;
+        }
+        let pause = self.next_reconnect();
+        self.stream = Stream::Closed(Reopen::At(now + pause));
+        match error {
+            OpenError::Later(why) => self.remind(Notice::StreamEnded(why), now),
+            OpenError::Never(failure) => self.fail(failure, None, now),
+        }
+        self.advance(now);
+    }
+
+    pub fn on_stream_end(&mut self, end: StreamEnd, now: Moment) {
+        let pause = self.next_reconnect();
+        match self.stream {
+            Stream::Closing(reopen) => self.stream = Stream::Closed(reopen),
+            Stream::Open | Stream::Opening => {
+                self.stream = Stream::Closed(Reopen::At(now + pause));
+                match end {
+                    StreamEnd::Lost(why) => self.say(Notice::StreamEnded(why)),
+                    StreamEnd::Never(failure) => self.fail(failure, None, now),
+                }
+            }
+            Stream::Closed(_) => {}
+        }
+        self.advance(now);
+    }
+
+    /// A warning that means that rows are being skipped: nothing more may be flushed.
+    pub fn on_rows_skipped(&mut self, failure: Failure, now: Moment) {
+        self.ledger.session_started(Lsn::INVALID);
+        self.fail(failure, None, now);
+        self.advance(now);
+    }
+
+    pub(in crate::relay) fn close(&mut self, how: Close, reopen: Reopen) {
+        match self.stream {
+            Stream::Open => {
+                self.orders.push_back(Order::Close(how));
+                self.stream = Stream::Closing(reopen);
+            }
+            Stream::Opening => {
+                self.orders.push_back(Order::Close(Close::Abort));
+                self.stream = Stream::Closing(reopen);
+            }
+            Stream::Closing(_) => self.stream = Stream::Closing(reopen),
+            Stream::Closed(_) => self.stream = Stream::Closed(reopen),
+        }
+    }
+
+    pub(super) fn pump_stream(&mut self, now: Moment) {
+        if let Producer::Resting { until } = self.producer
+            && now >= until
+        {
+            self.producer = Producer::Ready;
+        }
+        let may_open =
+            self.lead == Lead::Held && self.producer == Producer::Ready && self.ending.is_none();
+        if let Stream::Closed(Reopen::At(at)) = self.stream
+            && may_open
+            && now >= at
+        {
+            self.stream = Stream::Opening;
+            self.orders.push_back(Order::Open);
+        }
+    }
+
+    pub(in crate::relay) fn other_history(&mut self, what: String, now: Moment) {
+        self.say(Notice::OtherHistory(what));
+        self.rebuild(Purge::Everything, true);
+        self.close(Close::Abort, Reopen::At(now));
+    }
+
+    pub(in crate::relay) fn on_ledger_error(&mut self, error: &OtherHistory, now: Moment) {
+        self.other_history(error.to_string(), now);
+    }
+}

@@ -1,11 +1,11 @@
 //! What most tests need: a database, a broker, topics of their own, and the relay between them.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use crate::kafka::{Broker, Rec};
 use crate::postgres::{Cluster, Database, Pg, Sql};
-use crate::proc::{self, eventually};
+use crate::proc::{self, eventually_says};
 use crate::relay::{Ended, Relay, run_to_end};
 
 pub const MINUTE: Duration = Duration::from_secs(60);
@@ -136,13 +136,17 @@ impl<'a> Stage<'a> {
         let sql = self.db.connect();
         let target = sql.one("select pg_current_wal_flush_lsn()");
         let slot = self.db.slot();
-        eventually(deadline, format!("the slot confirms {target}"), || {
+        let confirmed = RefCell::new(String::new());
+        let what = || format!("the slot stands at {}, not {target}", confirmed.borrow());
+        eventually_says(deadline, what, || {
             self.expect_relay();
-            let reached = sql.one(&format!(
-                "select coalesce(confirmed_flush_lsn >= '{target}', false)
+            let mut rows = sql.rows(&format!(
+                "select confirmed_flush_lsn, confirmed_flush_lsn >= '{target}'
                  from pg_replication_slots where slot_name = '{slot}'"
             ));
-            (reached == "t").then_some(())
+            let row = rows.pop()?;
+            *confirmed.borrow_mut() = row[0].clone().unwrap_or_default();
+            (row[1].as_deref() == Some("t")).then_some(())
         });
     }
 

@@ -39,7 +39,7 @@ create index on public.outbox using brin ((xid::text::bigint)) with (autosummari
 -- Making partitions ahead of time is the job of pg_partman or of a scheduled statement.
 --
 --   create table public.outbox (
---     id             bigint generated always as identity,   -- 15, 16: bigint not null default nextval('…')
+--     id             bigint generated always as identity,   -- 15, 16: bigint not null default nextval('...')
 --     event_id       uuid        not null,
 --     aggregate_type text        not null,
 --     aggregate_id   text        not null,

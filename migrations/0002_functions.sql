@@ -9,7 +9,7 @@ create function public.outbox_event_id(aggregate_id text, discriminator text) re
 
 -- Writes one event in the caller's transaction and returns its event_id. An event_id that is there
 -- already is left alone: the operation was done before. The body is text on purpose: a bound one
--- would stand in the way of every later `alter table … drop column`.
+-- would stand in the way of every later `alter table ... drop column`.
 create function public.outbox_emit(
   aggregate_type text,
   aggregate_id   text,

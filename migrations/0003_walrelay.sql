@@ -31,7 +31,7 @@ create table walrelay.relay (
   halted_event      text,
   halted_generation bigint,
   halted_reason     text,
-  tripped_topics    jsonb       not null default '{}', -- breaker: {"topic": {"reason": …, "since": …}}
+  tripped_topics    jsonb       not null default '{}', -- breaker: {"topic": {"reason": ..., "since": ...}}
   created_at        timestamptz not null default now(),
   updated_at        timestamptz not null default now()
 );
@@ -86,7 +86,7 @@ create table walrelay.dead_letter (
   header_values      bytea[]     not null default '{}', -- a null element is Kafka's null
   timestamp_ms       bigint      not null,
   -- Why.
-  reason             text        not null,             -- too_large, invalid_topic, malformed_row, refused, behind, by_hand, …
+  reason             text        not null,             -- too_large, invalid_topic, malformed_row, refused, behind, by_hand, ...
   error_code         integer,                          -- Kafka's
   error_message      text,
   attempts           integer     not null default 0,

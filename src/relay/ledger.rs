@@ -12,7 +12,8 @@
 //!
 //! # Invariants
 //! - `flush()` never passes an undelivered event, and is only ever a position that the server sent
-//!   in this session (a Commit's `end_lsn`, or a keepalive's `wal_end` with nothing pending).
+//!   in this session (a Commit's `end_lsn`, or a keepalive's `wal_end` with nothing pending that
+//!   came before it).
 //! - Nothing is flushed while a transaction that must come by again (W, or one that was taken) has
 //!   not: what came instead would be another history.
 //! - A ticket is given once, to one event, and never reused.
@@ -369,8 +370,14 @@ impl Ledger {
             return Ok(());
         }
         // Inside of a transaction wal_end is that transaction's commit_lsn: nothing is gained.
-        if self.events.is_empty() && self.current.is_none() {
-            self.flush = self.flush.max(wal_end);
+        if self.current.is_none() {
+            // Every transaction that commits below wal_end has come by: once all of them are
+            // delivered it is as good as a Commit's end. It has to be kept until then, for the
+            // server does not send another while it sees that we have *received* this one.
+            let below = self.next_ticket();
+            let at = self.markers.back().map_or(wal_end, |m| m.0.max(wal_end));
+            self.mark(at, below);
+            self.settle();
         }
         Ok(())
     }

@@ -242,7 +242,7 @@ fn r12_a_row_cannot_forge_the_dedupe_key() {
 fn halts_at_topic(template: Option<&str>, aggregate_type: &str, topic: &str) {
     let mut stage = Stage::shared(Pg::V15);
     stage.template = template.map(str::to_owned);
-    let good = stage.topic("t").replace('.', "_");
+    let good = format!("good-{}", stage.prefix);
     let sql = stage.init();
     stage.broker.create_topic(&good, 1);
     let good_type = match template {

@@ -158,7 +158,9 @@ pub struct Machine {
     pub(super) stampless_until: Moment,
 
     // Kafka's progress.
+    /// The first code that is no consequence of another.
     cause: Option<KafkaCode>,
+    is_refused: bool,
     progress_at: Moment,
     recheck_at: Moment,
     is_stalled: bool,
@@ -215,6 +217,7 @@ impl Machine {
             gate: None,
             stampless_until: Moment::ZERO,
             cause: None,
+            is_refused: false,
             progress_at: now,
             recheck_at: now,
             is_stalled: false,

@@ -71,6 +71,7 @@ impl Machine {
 
     pub(super) fn on_refused(&mut self, ticket: Ticket, code: KafkaCode) {
         self.ledger.lost(ticket);
+        self.is_refused = true;
         let class = kafka::entry(code).class;
         let is_cause = class != Class::Consequence && code != kafka::FATAL;
         if is_cause && self.cause.is_none() {
@@ -109,7 +110,9 @@ impl Machine {
         self.gate = None;
         self.release_due = false;
         self.producer = Producer::Ready;
-        let cause = self.cause.take();
+        // Refused without a reason of its own: the producer itself was dead.
+        let is_refused = std::mem::take(&mut self.is_refused);
+        let cause = self.cause.take().or(is_refused.then_some(kafka::FATAL));
         if forget {
             self.forget();
             self.close(Close::Abort, Reopen::At(now));

@@ -35,7 +35,7 @@ create index on public.outbox using brin ((xid::text::bigint)) with (autosummari
 -- High volume: the same table, range-partitioned by day. Retention then drops partitions instead of
 -- deleting rows. Postgres wants the partition key in every unique constraint, so `event_id` is
 -- unique a day, and the guard that a deterministic event_id gives is per day as well
--- (outbox_emit then needs `on conflict (event_id, created_at)`, or `on conflict do nothing`).
+-- (`walrelay init` then makes outbox_emit with a bare `on conflict do nothing`).
 -- Making partitions ahead of time is the job of pg_partman or of a scheduled statement.
 --
 --   create table public.outbox (

@@ -275,6 +275,10 @@ fn statement_failure(what: &str, error: &DbError) -> Failure {
             "another session holds a lock on the table: look in pg_locks, end it or wait, and run \
              init again (--lock-timeout waits longer)"
         }
+        "42703" | "42P01" => {
+            "schema walrelay was made by another version of walrelay: use that one, or bring the \
+             schema to this one's state (migrations/)"
+        }
         "53400" => "drop a slot that nobody needs, or raise max_replication_slots and restart",
         _ => match error {
             DbError::Protocol(_) => {

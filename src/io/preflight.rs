@@ -136,6 +136,10 @@ pub async fn before_run(
     let server = registry::server(client).await?;
     let role = catalog::role(client).await?;
     let mut needs = server_needs(&server);
+    if server.in_recovery {
+        // A standby has slots of its own: what they lack says nothing of the primary's.
+        return Err(refusal(needs));
+    }
     needs.extend(role_needs(&role));
     let found = match registry::load_by_table(client, &source.table).await {
         Err(error) if error.sqlstate() == "42501" => {
@@ -159,7 +163,7 @@ pub async fn before_run(
     needs.extend(needs_of(client, &seen, &found, columns).await?);
     match (found, slot) {
         (Found::Row(registered), Some(slot)) if needs.is_empty() => Ok(Ready {
-            warnings: server_warnings(&server),
+            warnings: warnings(&server, &registered.slot, &slot),
             server,
             registered: *registered,
             slot,
@@ -208,6 +212,17 @@ async fn needs_of(
     }
     needs.extend(by_registry);
     Ok(needs)
+}
+
+fn warnings(server: &Server, name: &str, slot: &SlotState) -> Vec<String> {
+    let mut warnings = server_warnings(server);
+    if slot.failover == Some(false) {
+        warnings.push(format!(
+            "slot {name} is no failover slot: after a failover it is gone; over a replication \
+             connection, while the relay is down: ALTER_REPLICATION_SLOT {name} (FAILOVER true)"
+        ));
+    }
+    warnings
 }
 
 fn refusal(needs: Vec<Need>) -> NotReady {
@@ -264,6 +279,12 @@ pub fn server_warnings(server: &Server) -> Vec<String> {
             "this server is Postgres {major}, newer than the {} to {} that walrelay was tried on",
             VERSIONS.0, VERSIONS.1
         ));
+    }
+    if !server.fsync {
+        warnings.push(
+            "fsync is off on this server: an event may be in Kafka whose row a crash has undone"
+                .to_owned(),
+        );
     }
     if server.encoding == "SQL_ASCII" {
         warnings.push(

@@ -92,6 +92,8 @@ pub struct Server {
     pub encoding: String,
     pub in_recovery: bool,
     pub wal_level: String,
+    /// Off: what was committed, and relayed, may be gone after a crash of the machine.
+    pub fsync: bool,
     /// `None` where EXECUTE on `pg_control_system()` was taken from public.
     pub system_identifier: Option<String>,
     /// Of the WAL being written; `None` in recovery. `pg_control_checkpoint()` would still show the
@@ -542,6 +544,7 @@ pub async fn server(client: &Client) -> Result<Server, DbError> {
             "select pg_catalog.current_setting('server_version_num')::int, \
              pg_catalog.current_setting('server_encoding'), pg_catalog.pg_is_in_recovery(), \
              pg_catalog.current_setting('wal_level'), \
+             pg_catalog.current_setting('fsync')::bool, \
              pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'execute'), \
              (extract(epoch from pg_catalog.pg_postmaster_start_time()) * 1000000)::int8, \
              case when not pg_catalog.pg_is_in_recovery() then ('x' || pg_catalog.substr( \
@@ -550,19 +553,20 @@ pub async fn server(client: &Client) -> Result<Server, DbError> {
         )
         .await
         .map_err(|e| db_error(&e))?;
-    let may_ask_control: bool = get(&row, 4)?;
+    let may_ask_control: bool = get(&row, 5)?;
     Ok(Server {
         version_num: get(&row, 0)?,
         encoding: get(&row, 1)?,
         in_recovery: get(&row, 2)?,
         wal_level: get(&row, 3)?,
+        fsync: get(&row, 4)?,
         system_identifier: if may_ask_control {
             Some(system_identifier(client).await?)
         } else {
             None
         },
-        timeline: get(&row, 6)?,
-        started: PgTimestamp::from_unix_micros(get(&row, 5)?),
+        timeline: get(&row, 7)?,
+        started: PgTimestamp::from_unix_micros(get(&row, 6)?),
     })
 }
 

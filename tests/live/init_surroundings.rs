@@ -359,3 +359,54 @@ fn a_server_without_a_free_slot_lists_the_idle_ones() {
     let refused = init(&db, &[]).expect_code(3).stderr;
     assert!(refused.contains("forgotten (retains "), "{refused}");
 }
+
+/// Case R17's databases.
+#[test]
+fn a_database_need_not_be_utf8() {
+    let cluster = Cluster::shared(Pg::V15);
+    for encoding in ["LATIN1", "SQL_ASCII"] {
+        let db = cluster.database_with(&format!(
+            "encoding '{encoding}' locale 'C' template template0"
+        ));
+        let script = init(&db, &["--print-sql"]).expect_code(0).stdout;
+        assert!(script.is_ascii());
+        init(&db, &[]).expect_code(0);
+        let again = init(&db, &[]).expect_code(0).stdout;
+        assert!(again.contains("nothing was changed"), "{again}");
+    }
+}
+
+#[test]
+fn a_table_partitioned_by_day_is_published_as_one() {
+    for pg in Pg::ALL {
+        let db = Cluster::shared(pg).database();
+        let sql = db.connect();
+        sql.run(
+            "create sequence outbox_ids;
+             create table outbox (
+               id bigint not null default nextval('outbox_ids'), event_id uuid not null,
+               aggregate_type text not null, aggregate_id text not null, event_type text not null,
+               payload jsonb, headers jsonb not null default '{}',
+               created_at timestamptz not null default now(),
+               xid xid8 not null default pg_current_xact_id(),
+               primary key (id, created_at), unique (event_id, created_at)
+             ) partition by range (created_at);
+             create table outbox_all partition of outbox for values from (minvalue) to (maxvalue)",
+        );
+        init(&db, &[]).expect_code(0);
+        sql.run("select outbox_emit('t', 'k', 'e', '{}')");
+        assert_eq!(
+            sql.one(
+                "select format('%s %s', pubviaroot, tablename) from pg_publication_tables
+                 join pg_publication using (pubname)"
+            ),
+            "t outbox"
+        );
+        sql.run("alter publication walrelay set (publish_via_partition_root = false)");
+        let refused = init(&db, &[]).expect_code(3).stderr;
+        assert!(
+            refused.contains("publish_via_partition_root = true"),
+            "{refused}"
+        );
+    }
+}

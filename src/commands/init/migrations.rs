@@ -11,13 +11,29 @@ const PUBLICATION: &str = include_str!("../../../migrations/0004_publication.sql
 /// The tables that [`walrelay`] makes.
 pub const WALRELAY_TABLES: [&str; 4] = ["checkpoint", "dead_letter", "fence", "relay"];
 
+/// How the outbox is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    Plain,
+    Partitioned,
+}
+
 pub fn outbox(table: &TableName) -> String {
     render(OUTBOX, table, None)
 }
 
 /// Makes both functions; where one is there already, Postgres says so.
-pub fn functions(table: &TableName) -> String {
-    render(FUNCTIONS, table, None)
+pub fn functions(table: &TableName, layout: Layout) -> String {
+    let sql = render(FUNCTIONS, table, None);
+    match layout {
+        Layout::Plain => sql,
+        // There is no unique constraint on event_id alone; a statement that names one fails.
+        Layout::Partitioned => sql.replacen(
+            "on conflict (event_id) do nothing",
+            "on conflict do nothing",
+            1,
+        ),
+    }
 }
 
 pub fn walrelay() -> String {
@@ -137,10 +153,19 @@ mod tests {
             .join("\n")
     }
 
+    /// The server converts a statement to the database's encoding, comments included: LATIN1 has no
+    /// ellipsis.
+    #[test]
+    fn the_files_are_ascii() {
+        for file in [OUTBOX, FUNCTIONS, WALRELAY, PUBLICATION] {
+            assert!(file.is_ascii());
+        }
+    }
+
     #[test]
     fn every_name_is_replaced_and_quoted() {
         let odd = table("a.b", "Out \"box\"");
-        let sql = statements(&outbox(&odd)) + &statements(&functions(&odd));
+        let sql = statements(&outbox(&odd)) + &statements(&functions(&odd, Layout::Plain));
         assert!(!sql.contains("public."), "{sql}");
         assert!(sql.contains("create table \"a.b\".\"Out \"\"box\"\"\" ("));
         assert!(sql.contains("create function \"a.b\".outbox_emit("));
@@ -148,8 +173,15 @@ mod tests {
     }
 
     #[test]
+    fn a_partitioned_table_has_no_event_id_to_conflict_on() {
+        let sql = statements(&functions(&table("s", "t"), Layout::Partitioned));
+        assert!(sql.contains("on conflict do nothing"));
+        assert!(!sql.contains("on conflict ("));
+    }
+
+    #[test]
     fn a_name_cannot_end_the_function_body() {
-        let sql = statements(&functions(&table("s", "x$emit$y$emit_$")));
+        let sql = statements(&functions(&table("s", "x$emit$y$emit_$"), Layout::Plain));
         assert_eq!(sql.matches("$emit__$").count(), 2, "{sql}");
     }
 

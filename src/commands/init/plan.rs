@@ -1,6 +1,6 @@
 //! From what is there to what is to be done, or why not. Pure.
 
-use super::migrations;
+use super::migrations::{self, Layout};
 use super::survey::{Rows, Seen, WalrelaySchema};
 use crate::config::{Existing, Source};
 use crate::error::Failure;
@@ -60,6 +60,11 @@ pub fn plan(source: &Source, seen: &Seen, existing: Option<Existing>) -> Result<
             "--existing publish comes with healing, which is not built yet",
             "use --existing leave: rows that are in the table stay unpublished",
         ));
+    }
+    if seen.server.in_recovery {
+        // A standby has slots of its own: what they lack says nothing of the primary's.
+        let needs = preflight::server_needs(&seen.server);
+        return Err(preflight::failure(needs).expect("recovery is refused"));
     }
     let mut planner = Planner::new(source, seen, existing);
     let slot = planner.slot();
@@ -209,11 +214,14 @@ impl<'a> Planner<'a> {
                 }
             }
             (false, false) => {
-                self.make(
-                    "functions",
-                    names,
-                    migrations::functions(&self.source.table),
-                );
+                let partitioned = self.seen.table.as_ref().is_some_and(|t| t.kind == 'p');
+                let layout = if partitioned {
+                    Layout::Partitioned
+                } else {
+                    Layout::Plain
+                };
+                let sql = migrations::functions(&self.source.table, layout);
+                self.make("functions", names, sql);
                 if self.seen.table.is_some() && !self.seen.may_create_in_schema {
                     self.need_create_in_schema();
                 }
@@ -519,4 +527,198 @@ fn is_our_layout(table: &Table) -> bool {
             .iter()
             .any(|c| c.name == *name && c.type_name == *type_name)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::commands::init::survey::{Helpers, Slots};
+    use crate::config::{Database, SslMode, TableName};
+    use crate::error::Exit;
+    use crate::io::catalog::Role;
+    use crate::io::registry::Server;
+    use crate::lsn::PgTimestamp;
+
+    fn source() -> Source {
+        Source {
+            database: Database {
+                host: "/tmp".into(),
+                port: 5432,
+                user: "u".into(),
+                password: None,
+                dbname: "d".into(),
+                sslmode: SslMode::Disable,
+                sslrootcert: None,
+                application_name: "walrelay".into(),
+                connect_timeout: Duration::from_secs(1),
+            },
+            table: TableName {
+                schema: "public".into(),
+                name: "outbox".into(),
+            },
+            slot: "walrelay".into(),
+            publication: "walrelay".into(),
+        }
+    }
+
+    /// An empty database in which everything is allowed.
+    fn empty() -> Seen {
+        Seen {
+            server: Server {
+                version_num: 180_006,
+                encoding: "UTF8".into(),
+                in_recovery: false,
+                wal_level: "logical".into(),
+                fsync: true,
+                system_identifier: Some("1".into()),
+                timeline: Some(1),
+                started: PgTimestamp(0),
+            },
+            role: Role {
+                name: "u".into(),
+                may_replicate: true,
+                database: "d".into(),
+            },
+            table_schema_exists: true,
+            may_create_in_schema: true,
+            may_create_in_database: true,
+            table: None,
+            rows: Rows::Unknown,
+            brin_index: false,
+            helpers: Helpers::default(),
+            walrelay: WalrelaySchema::Absent,
+            row: None,
+            rival: None,
+            publication: None,
+            slot: None,
+            slot_holder: None,
+            slots: Slots {
+                used: 0,
+                max: 10,
+                idle: Vec::new(),
+                wal_senders_max: 10,
+            },
+        }
+    }
+
+    fn slot() -> SlotState {
+        SlotState {
+            plugin: Some("pgoutput".into()),
+            slot_type: "logical".into(),
+            database: Some("d".into()),
+            temporary: false,
+            two_phase: false,
+            active_pid: None,
+            confirmed_flush: None,
+            restart_lsn: None,
+            wal_status: Some("reserved".into()),
+            failover: Some(true),
+            synced: Some(false),
+        }
+    }
+
+    /// The registry's row while a slot is being made.
+    fn intent() -> Registered {
+        Registered {
+            table_oid: 7,
+            slot: "walrelay".into(),
+            publication: "walrelay".into(),
+            system_identifier: None,
+            timeline: None,
+            generation: 0,
+            consistent_point: None,
+            leader: None,
+            stop: None,
+            halted: None,
+            intent: true,
+            intent_existing: None,
+            made_table: true,
+        }
+    }
+
+    #[test]
+    fn the_intent_is_the_last_statement_before_the_slot() {
+        let plan = plan(&source(), &empty(), None).expect("nothing is in the way");
+        assert_eq!(plan.slot, SlotWork::Make);
+        assert_eq!(plan.needs, []);
+        let made: Vec<Option<&str>> = plan
+            .statements
+            .iter()
+            .map(|s| s.makes.as_ref().map(|item| item.object))
+            .collect();
+        assert_eq!(
+            made,
+            [
+                Some("table"),
+                Some("functions"),
+                Some("schema"),
+                Some("publication"),
+                None
+            ]
+        );
+    }
+
+    #[test]
+    fn a_standby_is_told_nothing_but_that_it_is_one() {
+        let mut seen = empty();
+        seen.server.in_recovery = true;
+        seen.row = Some(Registered {
+            intent: false,
+            ..intent()
+        });
+        let failure = plan(&source(), &seen, None).expect_err("a standby");
+        assert_eq!(failure.exit, Exit::Refused);
+        assert_eq!(failure.causes.len(), 1);
+    }
+
+    #[test]
+    fn a_slot_of_the_intent_is_made_anew_unless_somebody_reads_it() {
+        let mut seen = empty();
+        seen.row = Some(intent());
+        seen.slot = Some(slot());
+        let anew = plan(&source(), &seen, None).expect("nobody reads it");
+        assert_eq!(anew.slot, SlotWork::MakeAgain);
+        seen.slot = Some(SlotState {
+            active_pid: Some(42),
+            ..slot()
+        });
+        let failure = plan(&source(), &seen, None).expect_err("it is read");
+        assert!(failure.to_string().contains("pid 42"), "{failure}");
+        // The same name in another database is another slot.
+        seen.slot = Some(SlotState {
+            database: Some("e".into()),
+            ..slot()
+        });
+        let failure = plan(&source(), &seen, None).expect_err("not ours");
+        assert!(failure.to_string().contains("database \"e\""), "{failure}");
+    }
+
+    #[test]
+    fn every_right_that_is_missing_is_named_once() {
+        let mut seen = empty();
+        seen.may_create_in_schema = false;
+        seen.may_create_in_database = false;
+        seen.role.may_replicate = false;
+        seen.server.wal_level = "replica".into();
+        seen.slots.used = 10;
+        let plan = plan(&source(), &seen, None).expect("it can be printed");
+        assert_eq!(plan.needs.len(), 5, "{:#?}", plan.needs);
+    }
+
+    #[test]
+    fn what_the_interrupted_run_was_told_about_rows_still_holds() {
+        let mut seen = empty();
+        seen.row = Some(Registered {
+            intent_existing: Some("leave".into()),
+            ..intent()
+        });
+        seen.rows = Rows::Exactly(3);
+        let told = plan(&source(), &seen, None).expect("leave was said");
+        assert_eq!(told.existing, Some(Existing::Leave));
+        seen.row = Some(intent());
+        let failure = plan(&source(), &seen, None).expect_err("nothing was said");
+        assert!(failure.to_string().contains("3 rows"), "{failure}");
+    }
 }

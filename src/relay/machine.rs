@@ -100,6 +100,9 @@ enum Why {
 struct Ending {
     why: Why,
     deadline: Moment,
+    /// The open transaction is read to its commit, at most until then: its events that are
+    /// delivered already would else stay unconfirmed.
+    commit_by: Option<Moment>,
     /// The stop was handed over to be stored.
     is_storing: bool,
 }
@@ -264,12 +267,19 @@ impl Machine {
         let load = self.ledger.load();
         self.stream == Stream::Open
             && self.producer == Producer::Ready
-            && self.ending.is_none()
+            && (self.ending.is_none() || self.awaits_commit())
             && self.poisoned.is_none()
             && self.gate.is_none()
             && load.in_flight_events < self.in_flight_events_max()
             && load.in_flight_bytes + load.held_bytes < self.settings.in_flight_bytes_max
             && self.ledger.span() < self.span_events_max()
+    }
+
+    /// While ending: is the open transaction still read to its commit?
+    fn awaits_commit(&self) -> bool {
+        self.in_transaction
+            && self.stream == Stream::Open
+            && self.ending.as_ref().is_some_and(|e| e.commit_by.is_some())
     }
 
     fn in_flight_events_max(&self) -> usize {
@@ -327,6 +337,9 @@ impl Machine {
         }
         if let Some(ending) = &self.ending {
             sooner(ending.deadline);
+            if let Some(commit_by) = ending.commit_by {
+                sooner(commit_by);
+            }
         }
         at.max(now)
     }

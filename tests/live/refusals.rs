@@ -48,7 +48,7 @@ fn wrong_usage_is_named_before_anything_is_contacted() {
         2,
         &["host:port"],
     );
-    says(&run(&["--brokers", ""]), 2, &["host:port"]);
+    says(&run(&["--brokers", ""]), 2, &["--brokers"]);
     says(&with(&["--shutdown-timeout", "10"]), 2, &["10", "unit"]);
     says(&with(&["--in-flight-bytes", "1000000"]), 2, &["unit"]);
     says(&with(&["--on-poison", "park"]), 2, &["park", "halt"]);

@@ -7,6 +7,10 @@ use super::{
     Reopen, Stop, Stream, Why,
 };
 
+/// How long an open transaction's commit is waited for at an end. A huge one is cut; the registry
+/// then remembers how far it was taken.
+const COMMIT_WAIT: Duration = Duration::from_secs(1);
+
 impl Machine {
     /// SIGTERM or SIGINT.
     pub fn on_stop_asked(&mut self, now: Moment) {
@@ -26,9 +30,15 @@ impl Machine {
             why: text,
             deadline,
         });
+        let commit_by = match why {
+            Why::Asked | Why::ServerStops => Some(now + deadline.min(COMMIT_WAIT)),
+            // What stands behind the cause of a failure is not wanted.
+            Why::Failed(..) => None,
+        };
         self.ending = Some(Ending {
             why,
             deadline: now + deadline,
+            commit_by,
             is_storing: false,
         });
     }
@@ -75,9 +85,14 @@ impl Machine {
         {
             self.halt(&poisoned, now);
         }
-        let Some(ending) = &self.ending else {
+        let awaits_commit = self.awaits_commit();
+        let Some(ending) = &mut self.ending else {
             return;
         };
+        if ending.commit_by.is_some_and(|at| now < at) && awaits_commit {
+            return;
+        }
+        ending.commit_by = None;
         let is_drained = self.ledger.load().in_flight_events == 0
             && !matches!(self.producer, Producer::Rebuilding { .. });
         if ending.is_storing || !(is_drained || now >= ending.deadline) {

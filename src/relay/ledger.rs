@@ -326,6 +326,8 @@ impl Ledger {
             Kind::Unknown if self.awaits().is_some() => return Ok(()),
             Kind::Unknown => self.next_ticket(),
             Kind::BelowW => return Ok(()),
+            // While it came by, more was delivered: W is a later one now, still to come.
+            Kind::W if self.w != Some(current.triple) => return Ok(()),
             Kind::W => {
                 self.w_seen = true;
                 self.base

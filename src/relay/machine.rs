@@ -49,6 +49,8 @@ const SEEK_INTERVAL: Duration = Duration::from_millis(250);
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a server that shuts down is held up by what is on its way to Kafka.
 const SERVER_SHUTDOWN_DRAIN: Duration = Duration::from_secs(5);
+/// How long the database may take to store a stop.
+const STORE_WITHIN: Duration = Duration::from_secs(2);
 /// A reminder of a condition that lasts.
 const REMIND_INTERVAL: Duration = Duration::from_secs(60);
 /// For how long records carry their time of sending after the broker refused commit times.
@@ -264,6 +266,13 @@ impl Machine {
     /// Does the machine want the next WAL message? While not, nothing is read.
     #[must_use]
     pub fn wants_wal(&self) -> bool {
+        // What was released goes first: a record that is handed over while one of its key still
+        // stands among the orders would overtake it.
+        let is_releasing = self.orders.iter().any(|o| matches!(o, Order::Send(..)));
+        !is_releasing && self.has_room()
+    }
+
+    fn has_room(&self) -> bool {
         let load = self.ledger.load();
         self.stream == Stream::Open
             && self.producer == Producer::Ready
@@ -272,7 +281,8 @@ impl Machine {
             && self.gate.is_none()
             && load.in_flight_events < self.in_flight_events_max()
             && load.in_flight_bytes + load.held_bytes < self.settings.in_flight_bytes_max
-            && self.ledger.span() < self.span_events_max()
+            // What was lost comes again from inside the span: reading it makes that no longer.
+            && (self.ledger.lost_events() > 0 || self.ledger.span() < self.span_events_max())
     }
 
     /// While ending: is the open transaction still read to its commit?

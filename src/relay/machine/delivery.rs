@@ -246,7 +246,7 @@ impl Machine {
 
     pub(super) fn pump_stall(&mut self, now: Moment) {
         let is_in_flight = self.ledger.load().in_flight_events > 0;
-        let is_blocked = is_in_flight || (!self.held.is_empty() && !self.wants_wal());
+        let is_blocked = is_in_flight || (!self.held.is_empty() && !self.has_room());
         if !is_blocked {
             self.progress_at = now;
             self.rest = REST_MIN;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     Close, Ending, Failure, Halted, Lead, Machine, Moment, Notice, Order, Poisoned, Producer,
-    Reopen, Stop, Stream, Why,
+    Reopen, STORE_WITHIN, Stop, Stream, Why,
 };
 
 /// How long an open transaction's commit is waited for at an end. A huge one is cut; the registry
@@ -95,7 +95,14 @@ impl Machine {
         ending.commit_by = None;
         let is_drained = self.ledger.load().in_flight_events == 0
             && !matches!(self.producer, Producer::Rebuilding { .. });
-        if ending.is_storing || !(is_drained || now >= ending.deadline) {
+        if ending.is_storing {
+            if now >= ending.deadline {
+                // Nobody answers: the next start is one after a crash.
+                self.exit();
+            }
+            return;
+        }
+        if !(is_drained || now >= ending.deadline) {
             return;
         }
         match self.stream {
@@ -130,6 +137,7 @@ impl Machine {
             Some(why) => {
                 if let Some(ending) = &mut self.ending {
                     ending.is_storing = true;
+                    ending.deadline = now + STORE_WITHIN;
                 }
                 let halted = match why {
                     Why::Failed(_, halted) => halted,

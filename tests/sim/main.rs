@@ -1,1 +1,150 @@
-//! Seeded simulation of the whole machine, without a server.
+//! Seeded simulation of the whole machine, without a server: the very `Machine` that `service.rs`
+//! runs, on a fake Postgres and a fake Kafka, for as many random lives as the budget allows.
+//!
+//! `SIM_SEED=42` runs one life and prints its history when a promise is broken;
+//! `SIM_BUDGET_SECS=60` goes on for a minute.
+
+mod broker;
+mod checker;
+mod frames;
+mod history;
+mod postgres;
+mod process;
+mod rng;
+mod world;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use history::{Fact, Moment};
+
+/// Lives that a run has to see, whatever the budget.
+const SEEDS_MIN: u64 = 200;
+const BUDGET_DEFAULT: u64 = 10;
+/// Facts that are printed of a life that went wrong.
+const FACTS_MAX: usize = 160;
+
+struct Broken {
+    what: String,
+    facts: Vec<(Moment, Fact)>,
+}
+
+/// One life: what it reached, or what was broken.
+fn live(seed: u64, span: Option<Duration>) -> Result<BTreeMap<&'static str, u64>, Broken> {
+    let outcome = catch_unwind(AssertUnwindSafe(|| world::run(seed, span)));
+    let outcome = outcome.map_err(|panic| {
+        let text = panic
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+        Broken {
+            what: format!("panic: {}", text.unwrap_or_default()),
+            facts: Vec::new(),
+        }
+    })?;
+    match checker::check(&outcome.facts) {
+        Ok(_) => Ok(outcome.reached),
+        Err(what) => Err(Broken {
+            what,
+            facts: outcome.facts,
+        }),
+    }
+}
+
+/// The same life, cut as short as it is still broken.
+fn shortest(seed: u64, broken: Broken) -> Broken {
+    let mut shortest = broken;
+    let mut span = 60_000;
+    let mut step = 30_000;
+    while step > 200 {
+        match live(seed, Some(Duration::from_millis(span - step))) {
+            Err(broken) => {
+                shortest = broken;
+                span -= step;
+            }
+            Ok(_) => step /= 2,
+        }
+        if span <= step {
+            step = span / 2;
+        }
+    }
+    shortest
+}
+
+fn story(seed: u64, broken: &Broken) -> String {
+    let mut text = format!("seed {seed}: {}\n", broken.what);
+    let wanted: Vec<&(Moment, Fact)> = broken
+        .facts
+        .iter()
+        .filter(|(_, fact)| is_worth_telling(fact, &broken.what))
+        .collect();
+    let most = env_number("SIM_FACTS").and_then(|n| usize::try_from(n).ok());
+    let skipped = wanted.len().saturating_sub(most.unwrap_or(FACTS_MAX));
+    for (at, fact) in wanted.into_iter().skip(skipped) {
+        let _ = writeln!(text, "{:>12.6} {fact:?}", at.as_secs_f64());
+    }
+    let _ = writeln!(
+        text,
+        "again: SIM_SEED={seed} cargo test --release --test sim"
+    );
+    text
+}
+
+/// Traffic is told of only where it concerns the events that the verdict names.
+fn is_worth_telling(fact: &Fact, what: &str) -> bool {
+    let is_all = env_number("SIM_ALL").is_some();
+    let is_named = |event: &history::EventId| is_all || what.contains(&event.to_string());
+    match fact {
+        Fact::Sent { .. } | Fact::Status { .. } => is_all,
+        Fact::Appended { event, .. } | Fact::SaidFailed { event } => is_named(event),
+        Fact::Committed { rows, .. } => rows.iter().any(|(event, _)| is_named(event)),
+        _ => true,
+    }
+}
+
+fn env_number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn promises_hold_in_every_life() {
+    if let Some(seed) = env_number("SIM_SEED") {
+        let span = env_number("SIM_SPAN_MS").map(Duration::from_millis);
+        if let Err(broken) = live(seed, span) {
+            panic!("{}", story(seed, &broken));
+        }
+        return;
+    }
+    let budget = Duration::from_secs(env_number("SIM_BUDGET_SECS").unwrap_or(BUDGET_DEFAULT));
+    let first = env_number("SIM_FIRST_SEED").unwrap_or(1);
+    let started = Instant::now();
+    let mut reached: BTreeMap<&'static str, u64> = BTreeMap::new();
+    let mut seed = first;
+    while seed < first + SEEDS_MIN || started.elapsed() < budget {
+        match live(seed, None) {
+            Ok(more) => {
+                for (what, count) in more {
+                    *reached.entry(what).or_default() += count;
+                }
+            }
+            Err(broken) => {
+                let broken = shortest(seed, broken);
+                panic!("{}", story(seed, &broken));
+            }
+        }
+        seed += 1;
+    }
+    let lives = seed - first;
+    for (what, count) in &reached {
+        eprintln_line(&format!("{count:>9} {what}"));
+    }
+    eprintln_line(&format!("{lives} lives from seed {first}"));
+}
+
+/// Shown with `--nocapture`, and when the test fails.
+fn eprintln_line(text: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}

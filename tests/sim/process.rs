@@ -1,0 +1,808 @@
+//! One relay process: the loop of `service.rs` and its jobs, on the invented world.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+
+use walrelay::error::{Exit, Failure};
+use walrelay::lsn::Lsn;
+use walrelay::record::{Report, TopicState};
+use walrelay::relay::machine::Machine;
+use walrelay::relay::orders::{
+    Close, Halted, Led, Notice, OpenError, Opened, Order, Probed, Purge, Seek, Settings, Stop,
+    StreamEnd,
+};
+
+use crate::broker::{Broker, Publisher, Sending};
+use crate::frames;
+use crate::history::{Ctx, Fact, Moment, ProcId, SessionId};
+use crate::postgres::{Frame, Postgres, Running, SideId};
+use crate::world::Event;
+
+pub type JobId = u32;
+
+/// Both ends of the relay's world.
+pub struct Env {
+    pub pg: Postgres,
+    pub broker: Broker,
+    pub ctx: Ctx,
+}
+
+/// What takes time, one step of it.
+#[derive(Clone, Debug)]
+pub enum Step {
+    SeekConnect,
+    Seek {
+        side: SideId,
+    },
+    OpenIdentify {
+        link: SideId,
+    },
+    OpenLook {
+        link: SideId,
+        opened: Opened,
+    },
+    OpenStart {
+        link: SideId,
+        opened: Opened,
+    },
+    Finish {
+        session: SessionId,
+        tries: u32,
+    },
+    Probe {
+        link: SideId,
+        walsender: Option<SessionId>,
+    },
+    Lookup {
+        name: String,
+    },
+    EraseStop {
+        link: SideId,
+    },
+    Store {
+        link: SideId,
+        stop: Stop,
+        halted: Option<Halted>,
+    },
+    ClearHalted {
+        link: SideId,
+    },
+}
+
+#[derive(Debug)]
+pub enum Done {
+    Sought {
+        side: Option<SideId>,
+        has_link: bool,
+        seek: Seek,
+    },
+    Opened(Result<(SessionId, Opened), OpenError>),
+    Finished,
+    Probed {
+        probed: Probed,
+        walsender: Option<SessionId>,
+    },
+    Topic {
+        name: String,
+        state: TopicState,
+    },
+    StopErased,
+    Stored,
+    Cleared,
+    NotWritten,
+}
+
+pub struct Process {
+    pub id: ProcId,
+    pub instance: usize,
+    machine: Machine,
+    pub publisher: Publisher,
+    side: Option<SideId>,
+    link: Option<SideId>,
+    slot: Option<SessionId>,
+    buffer: VecDeque<Frame>,
+    opening: Option<JobId>,
+    cancelled: BTreeSet<JobId>,
+    next_job: JobId,
+    inbox: VecDeque<Done>,
+    side_ended: Option<&'static str>,
+    is_broken: bool,
+    pub signals: u32,
+    reports: Vec<Report>,
+    batch_bytes: usize,
+    is_batch_shrunk: bool,
+    turn_at: Option<Moment>,
+    write_at: Moment,
+    pub is_paused: bool,
+    /// What happened to its tasks while it did not run.
+    pub frozen: Vec<Event>,
+    pub exit: Option<Result<(), Failure>>,
+}
+
+impl Process {
+    pub fn start(id: ProcId, instance: usize, settings: Settings, env: &mut Env) -> Self {
+        let now = env.ctx.now;
+        let mut process = Process {
+            id,
+            instance,
+            machine: Machine::new(settings, now),
+            publisher: Publisher::new(id, &mut env.broker),
+            side: None,
+            link: None,
+            slot: None,
+            buffer: VecDeque::new(),
+            opening: None,
+            cancelled: BTreeSet::new(),
+            next_job: 0,
+            inbox: VecDeque::new(),
+            side_ended: None,
+            is_broken: false,
+            signals: 0,
+            reports: Vec::new(),
+            batch_bytes: 1_000_000,
+            is_batch_shrunk: false,
+            turn_at: None,
+            write_at: now,
+            is_paused: false,
+            frozen: Vec::new(),
+            exit: None,
+        };
+        process.machine.advance(now);
+        process.turn_soon(Duration::ZERO, env);
+        process
+    }
+
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    pub fn turn_soon(&mut self, pause: Duration, env: &mut Env) {
+        let at = env.ctx.now + pause;
+        if self.turn_at.is_none_or(|known| at < known) {
+            self.turn_at = Some(at);
+            env.ctx.at(at, Event::Turn(self.id));
+        }
+    }
+
+    /// One turn of the loop: what was waited for, then everything that follows from it.
+    pub fn turn(&mut self, env: &mut Env) {
+        let now = env.ctx.now;
+        if self.turn_at != Some(now) || self.is_paused {
+            return;
+        }
+        self.turn_at = None;
+        self.handle_next(env);
+        self.machine.turned(now);
+        self.take_reports(env);
+        self.read_buffered(env);
+        self.machine.advance(now);
+        self.obey(env);
+        let _ = self.machine.take_deliveries();
+        if self.exit.is_some() {
+            return;
+        }
+        let has_more = self.machine.wants_wal() && !self.buffer.is_empty();
+        if has_more || self.is_ready(env) {
+            let pause = env.ctx.rng.micros(5, 80);
+            self.turn_soon(pause, env);
+        } else {
+            let at = self
+                .machine
+                .next_timeout(now)
+                .max(now + Duration::from_micros(50));
+            self.turn_soon(at - now, env);
+        }
+    }
+
+    fn has_arrived(&self, env: &Env) -> bool {
+        let session = self.slot.and_then(|id| env.pg.sessions.get(&id));
+        let first = session.and_then(|s| s.to_client.front());
+        first.is_some_and(|(at, _)| *at <= env.ctx.now)
+    }
+
+    fn is_ready(&self, env: &Env) -> bool {
+        self.signals > 0
+            || !self.inbox.is_empty()
+            || self.side_ended.is_some()
+            || self.is_broken
+            || self.machine.wants_wal() && self.has_arrived(env)
+    }
+
+    /// The select of the loop, in its order.
+    fn handle_next(&mut self, env: &mut Env) {
+        let now = env.ctx.now;
+        self.machine.turned(now);
+        if self.signals > 0 {
+            self.signals -= 1;
+            self.machine.on_stop_asked(now);
+        } else if let Some(done) = self.inbox.pop_front() {
+            self.on_done(done, env);
+        } else if let Some(sqlstate) = self.side_ended.take() {
+            self.side = None;
+            self.link = None;
+            self.machine.on_side_end(sqlstate, "the session ended", now);
+        } else if self.is_broken {
+            self.stream_ended("broken pipe", env);
+        } else if self.machine.wants_wal() && self.buffer.is_empty() && self.has_arrived(env) {
+            self.read_socket(env);
+        }
+    }
+
+    fn read_socket(&mut self, env: &mut Env) {
+        let Some(id) = self.slot else { return };
+        let now = env.ctx.now;
+        let Some(session) = env.pg.sessions.get_mut(&id) else {
+            return;
+        };
+        while let Some((at, frame)) = session.to_client.front() {
+            if *at > now || matches!(frame, Frame::Eof) && !self.buffer.is_empty() {
+                break;
+            }
+            let (_, frame) = session.to_client.pop_front().expect("looked at");
+            self.buffer.push_back(frame);
+        }
+        if matches!(self.buffer.front(), Some(Frame::Eof)) {
+            self.stream_ended("end of file", env);
+        } else {
+            env.pg.link_was_read(&mut env.ctx);
+        }
+    }
+
+    fn stream_ended(&mut self, why: &str, env: &mut Env) {
+        self.drop_slot(env);
+        let end = StreamEnd::Lost(why.to_owned());
+        self.machine.on_stream_end(end, env.ctx.now);
+    }
+
+    fn drop_slot(&mut self, env: &mut Env) {
+        self.buffer.clear();
+        self.is_broken = false;
+        if let Some(session) = self.slot.take() {
+            close_session(session, env);
+        }
+    }
+
+    fn take_reports(&mut self, env: &mut Env) {
+        let now = env.ctx.now;
+        self.publisher.drain(&mut self.reports, &mut env.broker);
+        if !self.reports.is_empty() {
+            self.machine.on_reports(&self.reports, now);
+            self.reports.clear();
+        }
+        if self.is_batch_shrunk && self.publisher.in_flight() == 0 {
+            self.is_batch_shrunk = false;
+            self.publisher.start_rebuild(&mut env.broker, &mut env.ctx);
+        }
+        if self.publisher.rebuild_turn(&mut env.broker, &mut env.ctx) {
+            self.machine.on_rebuilt(now);
+        }
+    }
+
+    fn limit_batch(&mut self, bytes: usize) {
+        let bytes = bytes.max(16_384);
+        if bytes < self.batch_bytes {
+            self.batch_bytes = bytes;
+            self.is_batch_shrunk = true;
+        }
+    }
+
+    fn read_buffered(&mut self, env: &mut Env) {
+        let now = env.ctx.now;
+        // Reports come between any two frames: a burst ends anywhere.
+        let burst = env.ctx.rng.count(1, 12);
+        for _ in 0..burst {
+            if !self.machine.wants_wal() {
+                return;
+            }
+            match self.buffer.pop_front() {
+                None => return,
+                Some(Frame::Copy(body)) => {
+                    let mut outlet = Sending {
+                        publisher: &mut self.publisher,
+                        broker: &mut env.broker,
+                        ctx: &mut env.ctx,
+                    };
+                    self.machine.on_copy_data(&body, now, &mut outlet);
+                }
+                Some(Frame::CommandComplete) => self.stream_ended("the server shuts down", env),
+                Some(Frame::Eof) => self.stream_ended("end of file", env),
+            }
+        }
+    }
+
+    // ---- orders ----------------------------------------------------------------------------
+
+    fn obey(&mut self, env: &mut Env) {
+        while let Some(order) = self.machine.poll_order() {
+            self.obey_one(order, env);
+        }
+    }
+
+    fn obey_one(&mut self, order: Order, env: &mut Env) {
+        match order {
+            Order::SeekLead => {
+                self.link = None;
+                let step = match self.side.take() {
+                    Some(side) => Step::Seek { side },
+                    None => Step::SeekConnect,
+                };
+                self.spawn(step, env);
+            }
+            Order::Open => match (self.link, self.side) {
+                (Some(link), Some(_)) => {
+                    self.opening = Some(self.spawn(Step::OpenIdentify { link }, env));
+                }
+                _ => {
+                    let later = OpenError::Later("the side session is gone".to_owned());
+                    self.machine.on_open_failed(later, env.ctx.now);
+                }
+            },
+            Order::Close(how) => self.close(how, env),
+            Order::Status(status) => {
+                if let Some(session) = self.slot {
+                    if env.pg.is_over(session) {
+                        self.is_broken = env.ctx.rng.permille(700);
+                    }
+                    let latency = env.ctx.rng.micros(20, 400);
+                    env.ctx.after(latency, Event::Status(session, status));
+                }
+            }
+            Order::Probe => {
+                if let Some(link) = self.link {
+                    let walsender = self.slot;
+                    self.spawn(Step::Probe { link, walsender }, env);
+                }
+            }
+            Order::Send(ticket, record) => {
+                use walrelay::relay::intake::Outlet;
+                env.ctx.reach("a held event was released");
+                let mut outlet = Sending {
+                    publisher: &mut self.publisher,
+                    broker: &mut env.broker,
+                    ctx: &mut env.ctx,
+                };
+                outlet.send(&record, ticket);
+            }
+            Order::Rebuild(Purge::Queue) => {
+                self.publisher.start_rebuild(&mut env.broker, &mut env.ctx);
+            }
+            Order::Rebuild(Purge::Everything) => {
+                self.publisher.forget_all(&mut env.broker, &mut env.ctx);
+            }
+            Order::Lookup(name) => {
+                self.spawn(Step::Lookup { name }, env);
+            }
+            Order::EraseStop => self.with_link(|link| Step::EraseStop { link }, env),
+            Order::Store { stop, halted } => {
+                self.with_link(|link| Step::Store { link, stop, halted }, env);
+            }
+            Order::ClearHalted => self.with_link(|link| Step::ClearHalted { link }, env),
+            Order::Notice(notice) => self.log(&notice, env),
+            Order::Exit(result) => self.exit = Some(result),
+        }
+    }
+
+    fn with_link(&mut self, step: impl FnOnce(SideId) -> Step, env: &mut Env) {
+        match self.link {
+            Some(link) => {
+                self.spawn(step(link), env);
+            }
+            None => {
+                self.inbox.push_back(Done::NotWritten);
+            }
+        }
+    }
+
+    fn spawn(&mut self, step: Step, env: &mut Env) -> JobId {
+        self.next_job += 1;
+        let job = self.next_job;
+        self.go_on(job, step, env);
+        job
+    }
+
+    fn go_on(&mut self, job: JobId, step: Step, env: &mut Env) {
+        let is_write = matches!(
+            step,
+            Step::EraseStop { .. } | Step::Store { .. } | Step::ClearHalted { .. }
+        );
+        if is_write {
+            // One session takes them in the order in which they were given.
+            let at = env.ctx.now + env.ctx.rng.micros(100, 50_000);
+            self.write_at = at.max(self.write_at + Duration::from_micros(1));
+            env.ctx.at(self.write_at, Event::Job(self.id, job, step));
+            return;
+        }
+        let latency = if env.ctx.rng.permille(950) {
+            env.ctx.rng.micros(100, 4_000)
+        } else {
+            env.ctx.rng.millis(4, 300)
+        };
+        env.ctx.after(latency, Event::Job(self.id, job, step));
+    }
+
+    fn answer(&mut self, job: JobId, done: Done, env: &mut Env) {
+        if let Done::Opened(_) = &done
+            && self.cancelled.remove(&job)
+        {
+            if let Done::Opened(Ok((session, _))) = done {
+                close_session(session, env);
+            }
+            return;
+        }
+        self.inbox.push_back(done);
+        let pause = env.ctx.rng.micros(10, 200);
+        self.turn_soon(pause, env);
+    }
+
+    fn close(&mut self, how: Close, env: &mut Env) {
+        if let Some(job) = self.opening.take() {
+            self.cancelled.insert(job);
+        }
+        match (self.slot, how) {
+            (Some(session), Close::Finish) => {
+                self.slot = None;
+                self.buffer.clear();
+                self.is_broken = false;
+                self.spawn(Step::Finish { session, tries: 0 }, env);
+            }
+            (Some(_) | None, Close::Abort) | (None, Close::Finish) => {
+                self.drop_slot(env);
+                let end = StreamEnd::Lost("closed by us".to_owned());
+                self.machine.on_stream_end(end, env.ctx.now);
+            }
+        }
+    }
+
+    fn on_done(&mut self, done: Done, env: &mut Env) {
+        let now = env.ctx.now;
+        match done {
+            Done::Sought {
+                side,
+                has_link,
+                seek,
+            } => {
+                self.side = side;
+                self.link = side.filter(|_| has_link);
+                if let Some(side) = side
+                    && !env.pg.sides.contains_key(&side)
+                {
+                    // It ended while the answer was on its way.
+                    self.side_ended = Some("57P01");
+                }
+                self.machine.on_seek(seek, now);
+            }
+            Done::Opened(Ok((session, opened))) => {
+                self.opening = None;
+                if let Some(old) = self.slot.replace(session) {
+                    close_session(old, env);
+                }
+                self.buffer.clear();
+                self.is_broken = false;
+                self.machine.on_opened(&opened, now);
+            }
+            Done::Opened(Err(error)) => {
+                self.opening = None;
+                self.machine.on_open_failed(error, now);
+            }
+            Done::Finished => {
+                let end = StreamEnd::Lost("closed by us".to_owned());
+                self.machine.on_stream_end(end, now);
+            }
+            Done::Probed { probed, walsender } => {
+                let is_same = walsender == self.slot;
+                let probed = Probed {
+                    has_slot: probed.has_slot || !is_same,
+                    ..probed
+                };
+                self.machine.on_probe(&probed, now);
+            }
+            Done::Topic { name, state } => {
+                if let TopicState::Present {
+                    max_message_bytes: Some(bytes),
+                    ..
+                } = state
+                {
+                    self.limit_batch(bytes);
+                }
+                self.machine.on_topic(&name, &state, now);
+            }
+            Done::StopErased => self.machine.on_stop_erased(now),
+            Done::Stored => self.machine.on_stored(),
+            Done::Cleared => {}
+            Done::NotWritten => self.machine.on_not_written(now),
+        }
+    }
+
+    fn log(&mut self, notice: &Notice, env: &mut Env) {
+        if *notice == Notice::BatchTooLarge {
+            self.limit_batch(self.batch_bytes / 2);
+        }
+        let what = match notice {
+            Notice::OtherHistory(_) => "another history",
+            Notice::KafkaStalled { .. } => "closed because Kafka stalled",
+            Notice::ProducerRebuilt { .. } => "the producer was rebuilt",
+            Notice::TopicAbsent(_) => "a topic was absent",
+            Notice::HaltedEventPassed(_) => "a halted event passed",
+            Notice::WasAway(_) => "a leader was away",
+            Notice::BatchTooLarge => "a batch was too large",
+            Notice::ForeignTable { .. } => "a foreign table's row",
+            Notice::Streaming { again, .. } if *again > 0 => "reconnected with events on their way",
+            Notice::ClockSkew => "a clock was ahead",
+            Notice::Stopped { complete: true, .. } => "a complete stop",
+            Notice::Stopped {
+                complete: false, ..
+            } => "an incomplete stop",
+            _ => "another notice",
+        };
+        env.ctx.reach(what);
+        let id = self.id;
+        env.ctx.note(format!("p{id}: {notice}"));
+    }
+
+    // ---- jobs ------------------------------------------------------------------------------
+
+    /// A job comes to its next step.
+    pub fn job(&mut self, job: JobId, step: Step, env: &mut Env) {
+        if self.is_paused {
+            self.frozen.push(Event::Job(self.id, job, step));
+            return;
+        }
+        let now = env.ctx.now;
+        match step {
+            Step::SeekConnect => match env.pg.connect_side(self.id, now) {
+                Some(side) => self.go_on(job, Step::Seek { side }, env),
+                None => self.answer(job, later(None, "connection refused"), env),
+            },
+            Step::Seek { side } => match env.pg.statement(side, now) {
+                None => {
+                    // A time-out of the client's own.
+                    let Some(_) = env.pg.sides.get(&side) else {
+                        return;
+                    };
+                    let at = now + Duration::from_secs(5);
+                    env.pg.sides.get_mut(&side).expect("looked up").is_hung = false;
+                    env.pg.drop_side(side);
+                    env.ctx
+                        .at(at, Event::Job(self.id, job, Step::Seek { side }));
+                }
+                Some(false) => self.answer(job, later(None, "end of file"), env),
+                Some(true) => {
+                    let done = self.seek(side, env);
+                    self.answer(job, done, env);
+                }
+            },
+            Step::OpenIdentify { link } => self.identify(job, link, env),
+            Step::OpenLook { link, mut opened } => {
+                let is_known = env.pg.statement(link, now) == Some(true);
+                if !is_known {
+                    self.open_failed(job, "the side session is gone", env);
+                } else if env.pg.active.is_some() {
+                    self.open_failed(job, "the slot is held", env);
+                } else {
+                    opened.confirmed_flush = env.pg.confirmed();
+                    self.go_on(job, Step::OpenStart { link, opened }, env);
+                }
+            }
+            Step::OpenStart { link: _, opened } => match env.pg.start(self.id, &mut env.ctx) {
+                Some(session) => {
+                    self.answer(job, Done::Opened(Ok((session, opened))), env);
+                }
+                None => self.open_failed(job, "55006 or gone", env),
+            },
+            Step::Finish { session, tries } => self.finish(job, session, tries, env),
+            Step::Probe { link, walsender } => self.probe(job, link, walsender, env),
+            Step::Lookup { name } => {
+                let state = env.broker.lookup(&name, &mut env.ctx);
+                self.answer(job, Done::Topic { name, state }, env);
+            }
+            Step::EraseStop { link } => {
+                self.write(job, link, Done::StopErased, env, |env| {
+                    env.ctx.reach("a stored stop was erased");
+                    env.pg.registry().stop = None;
+                });
+            }
+            Step::ClearHalted { link } => {
+                self.write(job, link, Done::Cleared, env, |env| {
+                    env.pg.registry().halted = None;
+                });
+            }
+            Step::Store { link, stop, halted } => {
+                let proc = self.id;
+                self.write(job, link, Done::Stored, env, |env| {
+                    if stop.open.is_some() {
+                        env.ctx.reach("a stop inside a transaction");
+                    }
+                    env.ctx.fact(Fact::StopStored {
+                        proc,
+                        complete: stop.complete,
+                    });
+                    env.pg.registry().stop = Some(stop);
+                    if halted.is_some() {
+                        env.pg.registry().halted = halted;
+                    }
+                });
+            }
+        }
+    }
+
+    fn seek(&mut self, side: SideId, env: &mut Env) -> Done {
+        let now = env.ctx.now;
+        if env.pg.lock.is_some_and(|holder| holder != side) {
+            if let Some(holder) = env.pg.idle_lock_holder(now) {
+                env.ctx.reach("a hung leader was ended");
+                env.ctx
+                    .after(Duration::ZERO, Event::SideKilled(holder, "57P01"));
+            }
+            return elsewhere(side, "another instance holds the lock");
+        }
+        env.pg.lock = Some(side);
+        let is_young = now.saturating_sub(env.pg.started_at) < Duration::from_secs(3);
+        let me = self.id;
+        let previous = env.pg.registry().leader;
+        if previous.is_some_and(|leader| leader != me) && is_young {
+            env.pg.lock = None;
+            return elsewhere(side, "the server has just started");
+        }
+        if previous != Some(me) {
+            env.ctx.fact(Fact::LeaderChanged {
+                from: previous,
+                to: me,
+            });
+        }
+        let registry = env.pg.registry();
+        registry.leader = Some(me);
+        let led = Led {
+            table_oid: frames::OUTBOX.oid,
+            generation: 1,
+            previous_leader: previous.map(|p| format!("p{p}")),
+            is_writable: true,
+            stop: registry.stop.clone(),
+            halted: registry.halted.clone(),
+            consistent_point: Some(registry.consistent_point),
+        };
+        Done::Sought {
+            side: Some(side),
+            has_link: true,
+            seek: Seek::Led(led),
+        }
+    }
+
+    fn identify(&mut self, job: JobId, link: SideId, env: &mut Env) {
+        if env.pg.running != Running::Up {
+            self.open_failed(job, "the server is away", env);
+            return;
+        }
+        let opened = Opened {
+            system_identifier: "7".to_owned(),
+            timeline: env.pg.timeline,
+            xlogpos: env.pg.wal_end(),
+            confirmed_flush: Lsn::INVALID,
+        };
+        self.go_on(job, Step::OpenLook { link, opened }, env);
+    }
+
+    fn open_failed(&mut self, job: JobId, why: &str, env: &mut Env) {
+        let error = OpenError::Later(why.to_owned());
+        self.answer(job, Done::Opened(Err(error)), env);
+    }
+
+    /// The server reads what was written before, then CopyDone.
+    fn finish(&mut self, job: JobId, session: SessionId, tries: u32, env: &mut Env) {
+        let is_over = env.pg.is_over(session);
+        if is_over || tries == 1 {
+            close_session(session, env);
+            env.pg.ended(session, &mut env.ctx);
+            self.answer(job, Done::Finished, env);
+            return;
+        }
+        let step = Step::Finish { session, tries: 1 };
+        let at = env.ctx.now + Duration::from_micros(500);
+        env.ctx.at(at, Event::Job(self.id, job, step));
+    }
+
+    fn probe(&mut self, job: JobId, link: SideId, walsender: Option<SessionId>, env: &mut Env) {
+        let Some(answers) = env.pg.statement(link, env.ctx.now) else {
+            return;
+        };
+        let probed = Probed {
+            has_lock: answers && env.pg.lock == Some(link),
+            has_slot: answers && (walsender.is_none() || env.pg.active == walsender),
+        };
+        self.answer(job, Done::Probed { probed, walsender }, env);
+    }
+
+    fn write(
+        &mut self,
+        job: JobId,
+        link: SideId,
+        done: Done,
+        env: &mut Env,
+        what: impl FnOnce(&mut Env),
+    ) {
+        match env.pg.statement(link, env.ctx.now) {
+            None => {}
+            Some(false) => self.answer(job, Done::NotWritten, env),
+            Some(true) => {
+                what(env);
+                self.answer(job, done, env);
+            }
+        }
+    }
+
+    /// The server, or the network, has ended a side session of this process.
+    pub fn side_died(&mut self, side: SideId, sqlstate: &'static str, env: &mut Env) {
+        if self.side == Some(side) {
+            self.side_ended = Some(sqlstate);
+            let pause = env.ctx.rng.micros(10, 500);
+            self.turn_soon(pause, env);
+        }
+    }
+
+    /// It runs again.
+    pub fn resumed(&mut self, env: &mut Env) {
+        for event in std::mem::take(&mut self.frozen) {
+            let pause = env.ctx.rng.micros(10, 1_000);
+            env.ctx.after(pause, event);
+        }
+        self.turn_at = None;
+        let pause = env.ctx.rng.micros(10, 5_000);
+        self.turn_soon(pause, env);
+    }
+
+    /// Everything that the kernel closes when the process is gone.
+    pub fn ended(&mut self, env: &mut Env) {
+        env.broker.drop_client(self.publisher.client);
+        let id = self.id;
+        let sessions = env.pg.sessions.iter().filter(|(_, s)| s.proc == id);
+        let sessions: Vec<SessionId> = sessions.map(|(id, _)| *id).collect();
+        for session in sessions {
+            close_session(session, env);
+        }
+        let sides = env.pg.sides.iter().filter(|(_, s)| s.proc == id);
+        let sides: Vec<SideId> = sides.map(|(id, _)| *id).collect();
+        for side in sides {
+            let pause = env.ctx.rng.millis(0, 60);
+            env.ctx.after(pause, Event::SideGone(side));
+        }
+    }
+}
+
+pub fn is_halt(result: &Result<(), Failure>) -> bool {
+    let about_event = |f: &Failure| f.causes.iter().any(|c| c.contains("cannot be published"));
+    result
+        .as_ref()
+        .is_err_and(|f| f.exit == Exit::Halted && about_event(f))
+}
+
+fn close_session(id: SessionId, env: &mut Env) {
+    let Some(session) = env.pg.sessions.get_mut(&id) else {
+        return;
+    };
+    if session.client_gone {
+        return;
+    }
+    session.client_gone = true;
+    session.to_client.clear();
+    if env.pg.is_over(id) && env.pg.active != Some(id) {
+        env.pg.sessions.remove(&id);
+    } else {
+        let pause = env.ctx.rng.millis(0, 40);
+        env.ctx.after(pause, Event::SessionGone(id));
+    }
+}
+
+fn later(side: Option<SideId>, why: &str) -> Done {
+    Done::Sought {
+        side,
+        has_link: false,
+        seek: Seek::Later(why.to_owned()),
+    }
+}
+
+fn elsewhere(side: SideId, why: &str) -> Done {
+    Done::Sought {
+        side: Some(side),
+        has_link: false,
+        seek: Seek::Elsewhere(why.to_owned()),
+    }
+}

@@ -1,0 +1,573 @@
+//! The world of one run: two instances, a server, a broker, and what happens to them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use walrelay::record::KafkaCode;
+use walrelay::relay::orders::Settings;
+use walrelay::relay::outbox::Mapping;
+use walrelay::relay::route::Template;
+use walrelay::wire::replication::StatusUpdate;
+
+use crate::broker::{Broker, ClientId, FlightId, Rates};
+use crate::history::{Ctx, Fact, Moment, ProcId, SessionId};
+use crate::postgres::{Postgres, Running, Side, SideId, Version};
+use crate::process::{Env, JobId, Process, Step, is_halt};
+
+/// What comes, each at its time.
+#[derive(Clone, Debug)]
+pub enum Event {
+    Turn(ProcId),
+    Wake(ProcId),
+    Job(ProcId, JobId, Step),
+    Walsender(SessionId),
+    SessionCheck(SessionId),
+    SessionGone(SessionId),
+    Status(SessionId, StatusUpdate),
+    SideGone(SideId),
+    SideKilled(SideId, &'static str),
+    Pump(ClientId),
+    Flight(FlightId),
+    Response(FlightId),
+    ServerUp,
+    Start(usize),
+    Resume(ProcId),
+    BrokerUp,
+    TopicBack(usize),
+    Mend,
+    Write,
+    Fault,
+    Calm,
+    Look,
+}
+
+const TOPICS: [&str; 3] = ["outbox.event.a", "outbox.event.b", "outbox.event.c"];
+
+/// What may happen in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    Kill,
+    Pause,
+    Terminate,
+    CutStream,
+    EndSide,
+    HangSide,
+    StopFast,
+    StopImmediate,
+    Restore,
+    Copy,
+    SaveSlot,
+    Outage,
+    DeleteTopic,
+    Poison,
+    TwoStreams,
+}
+
+/// Faults that excuse no duplicate.
+const GENTLE: [Fault; 9] = [
+    Fault::CutStream,
+    Fault::StopFast,
+    Fault::StopImmediate,
+    Fault::SaveSlot,
+    Fault::SaveSlot,
+    Fault::Outage,
+    Fault::DeleteTopic,
+    Fault::Poison,
+    Fault::Copy,
+];
+const ROUGH: [Fault; 8] = [
+    Fault::Kill,
+    Fault::Pause,
+    Fault::EndSide,
+    Fault::HangSide,
+    Fault::Restore,
+    Fault::Terminate,
+    Fault::Terminate,
+    Fault::TwoStreams,
+];
+
+pub struct World {
+    env: Env,
+    procs: BTreeMap<ProcId, Process>,
+    instances: [Option<ProcId>; 2],
+    instance_count: usize,
+    next_proc: ProcId,
+    faults: Vec<Fault>,
+    fault_pause: u64,
+    write_pause: u64,
+    rows_max: usize,
+    limits: Limits,
+    is_restoring: bool,
+    is_calm: bool,
+    calm_at: Moment,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    events: usize,
+    bytes: usize,
+    span: usize,
+    stall: Duration,
+}
+
+pub struct Outcome {
+    pub facts: Vec<(Moment, Fact)>,
+    pub reached: BTreeMap<&'static str, u64>,
+}
+
+/// One run, `span` of it with faults.
+pub fn run(seed: u64, span: Option<Duration>) -> Outcome {
+    let mut world = World::new(seed, span);
+    world.go();
+    Outcome {
+        facts: world.env.ctx.facts,
+        reached: world.env.ctx.reached,
+    }
+}
+
+impl World {
+    fn new(seed: u64, span: Option<Duration>) -> Self {
+        let mut ctx = Ctx::new(seed);
+        let version = *ctx.rng.pick(&[Version::Fifteen, Version::Eighteen]);
+        let is_rough = ctx.rng.permille(500);
+        let mut faults = Vec::new();
+        for fault in GENTLE {
+            if ctx.rng.permille(450) {
+                faults.push(fault);
+            }
+        }
+        for fault in ROUGH {
+            if is_rough && ctx.rng.permille(400) {
+                faults.push(fault);
+            }
+        }
+        if faults.contains(&Fault::Restore) {
+            faults.push(Fault::Copy);
+        }
+        let mut rates = Rates::default();
+        if ctx.rng.permille(300) {
+            rates.lie = ctx.rng.range(1, 15);
+        }
+        if ctx.rng.permille(400) {
+            rates.transient = ctx.rng.range(1, 25);
+        }
+        if ctx.rng.permille(200) {
+            rates.definite = ctx.rng.range(1, 15);
+        }
+        let events = ctx.rng.count(2, 40);
+        let limits = Limits {
+            events,
+            bytes: ctx.rng.count(3_000, 60_000),
+            span: events + ctx.rng.count(0, 150),
+            stall: ctx.rng.millis(2_000, 20_000),
+        };
+        let length = span.unwrap_or_else(|| Duration::from_secs(60));
+        let length = ctx.rng.millis(5_000, 60_000).min(length);
+        let mut broker = Broker::new();
+        broker.rates = rates;
+        for name in TOPICS {
+            if ctx.rng.permille(800) {
+                broker.make_topic(name, 3, None);
+            }
+        }
+        World {
+            env: Env {
+                pg: Postgres::new(version, ctx.now),
+                broker,
+                ctx,
+            },
+            procs: BTreeMap::new(),
+            instances: [None; 2],
+            instance_count: 1,
+            next_proc: 0,
+            faults,
+            fault_pause: 2_000,
+            write_pause: 40,
+            rows_max: 4,
+            limits,
+            is_restoring: false,
+            is_calm: false,
+            calm_at: length,
+        }
+    }
+
+    fn go(&mut self) {
+        let ctx = &mut self.env.ctx;
+        self.calm_at += ctx.now;
+        self.instance_count = ctx.rng.count(1, 3);
+        self.fault_pause = *ctx.rng.pick(&[300, 1_000, 3_000]);
+        self.write_pause = *ctx.rng.pick(&[5, 20, 100, 400]);
+        self.rows_max = *ctx.rng.pick(&[1, 3, 12, 40]);
+        for index in 0..self.instance_count {
+            let pause = ctx.rng.millis(0, 1_500);
+            ctx.after(pause, Event::Start(index));
+        }
+        for index in 0..TOPICS.len() {
+            if !self.env.broker.has_topic(TOPICS[index]) {
+                let pause = ctx.rng.millis(0, 30_000);
+                ctx.after(pause, Event::TopicBack(index));
+            }
+        }
+        ctx.after(Duration::ZERO, Event::Write);
+        ctx.after(Duration::from_millis(self.fault_pause), Event::Fault);
+        ctx.at(self.calm_at, Event::Calm);
+        let latest = self.calm_at + Duration::from_secs(240);
+        while let Some(event) = self.env.ctx.next() {
+            if matches!(event, Event::Look) && self.is_done(latest) {
+                break;
+            }
+            self.handle(event);
+        }
+        for (id, process) in &self.procs {
+            let standing = format!("p{id}: {:?}", process.machine().standing());
+            self.env.ctx.note(standing);
+        }
+        let confirmed = self.env.pg.confirmed();
+        let wal_end = self.env.pg.wal_end();
+        self.env.ctx.fact(Fact::End { confirmed, wal_end });
+    }
+
+    /// Everything is confirmed, or never will be.
+    fn is_done(&mut self, latest: Moment) -> bool {
+        let now = self.env.ctx.now;
+        self.env.ctx.after(Duration::from_secs(1), Event::Look);
+        let pg = &self.env.pg;
+        let is_settled = pg.running == Running::Up && pg.confirmed() >= pg.wal_end();
+        is_settled && now >= self.calm_at + Duration::from_secs(5) || now >= latest
+    }
+
+    fn handle(&mut self, event: Event) {
+        let env = &mut self.env;
+        match event {
+            Event::Turn(id) => self.turn(id),
+            Event::Wake(id) => {
+                if let Some(process) = self.procs.get_mut(&id)
+                    && !process.is_paused
+                {
+                    process.turn_soon(Duration::ZERO, env);
+                }
+            }
+            Event::Job(id, job, step) => {
+                if let Some(process) = self.procs.get_mut(&id) {
+                    process.job(job, step, env);
+                }
+            }
+            Event::Walsender(id) => env.pg.walsender(id, &mut env.ctx),
+            Event::SessionCheck(id) => env.pg.session_check(id, &mut env.ctx),
+            Event::SessionGone(id) => env.pg.ended(id, &mut env.ctx),
+            Event::Status(id, status) => env.pg.status(id, &status, &mut env.ctx),
+            Event::SideGone(id) => {
+                env.pg.drop_side(id);
+            }
+            Event::SideKilled(id, sqlstate) => self.kill_side(id, sqlstate),
+            Event::Pump(id) => env.broker.pump(id, &mut env.ctx),
+            Event::Flight(id) => env.broker.flight(id, &mut env.ctx),
+            Event::Response(id) => env.broker.response(id, &mut env.ctx),
+            Event::ServerUp => {
+                let restore = std::mem::take(&mut self.is_restoring);
+                env.pg.up(restore, &mut env.ctx);
+                if restore {
+                    env.ctx.reach("a copy was restored");
+                }
+            }
+            Event::Start(index) => self.start(index),
+            Event::Resume(id) => self.resume(id),
+            Event::BrokerUp => env.broker.is_up = true,
+            Event::TopicBack(index) => env.broker.make_topic(TOPICS[index], 3, None),
+            Event::Mend => env.broker.mend_all(&mut env.ctx),
+            Event::Write => self.write(),
+            Event::Fault => self.fault(),
+            Event::Calm => self.calm(),
+            Event::Look => {}
+        }
+    }
+
+    fn turn(&mut self, id: ProcId) {
+        let Some(process) = self.procs.get_mut(&id) else {
+            return;
+        };
+        process.turn(&mut self.env);
+        let Some(result) = process.exit.take() else {
+            return;
+        };
+        let halted = is_halt(&result);
+        let text = result.as_ref().err().map(ToString::to_string);
+        self.env.ctx.fact(Fact::Exited {
+            proc: id,
+            ok: result.is_ok(),
+            halted,
+            text: text.unwrap_or_default(),
+        });
+        let instance = process.instance;
+        self.remove(id);
+        let pause = self.env.ctx.rng.millis(100, 5_000);
+        self.env.ctx.after(pause, Event::Start(instance));
+        if halted {
+            self.env.ctx.reach("halted by poison");
+            let pause = self.env.ctx.rng.millis(0, 10_000);
+            self.env.ctx.after(pause, Event::Mend);
+        }
+    }
+
+    fn remove(&mut self, id: ProcId) {
+        if let Some(mut process) = self.procs.remove(&id) {
+            process.ended(&mut self.env);
+            self.instances[process.instance] = None;
+        }
+    }
+
+    fn start(&mut self, index: usize) {
+        if self.instances[index].is_some() {
+            return;
+        }
+        self.next_proc += 1;
+        let id = self.next_proc;
+        let limits = self.limits;
+        let settings = Settings {
+            mapping: Mapping {
+                topic: Template::parse("outbox.event.{aggregate_type}").expect("a template"),
+                headers: Vec::new(),
+            },
+            process_id: format!("p{id}"),
+            in_flight_events_max: limits.events,
+            in_flight_bytes_max: limits.bytes,
+            span_events_max: limits.span,
+            stall_timeout: limits.stall,
+            shutdown_timeout: Duration::from_secs(10),
+            wal_sender_timeout: Duration::from_secs(15),
+        };
+        self.env.ctx.fact(Fact::Started {
+            proc: id,
+            instance: index,
+        });
+        let process = Process::start(id, index, settings, &mut self.env);
+        self.procs.insert(id, process);
+        self.instances[index] = Some(id);
+    }
+
+    fn write(&mut self) {
+        if self.is_calm {
+            return;
+        }
+        let env = &mut self.env;
+        let events = env.pg.write(self.rows_max, &mut env.ctx);
+        if env.ctx.rng.permille(200) {
+            env.pg.write_elsewhere(&mut env.ctx);
+        }
+        if self.faults.contains(&Fault::Poison) && !events.is_empty() && env.ctx.rng.permille(4) {
+            let (event, _) = *env.ctx.rng.pick(&events);
+            let kind = *env
+                .ctx
+                .rng
+                .pick(&[(10, false), (10, true), (87, true), (32, true)]);
+            env.ctx.fact(Fact::PoisonMade { event });
+            env.broker.poison.insert(event, (KafkaCode(kind.0), kind.1));
+        }
+        let is_lull = env.ctx.rng.permille(10);
+        let pause = if is_lull {
+            env.ctx.rng.millis(1_000, 8_000)
+        } else {
+            env.ctx.rng.millis(0, self.write_pause * 2)
+        };
+        env.ctx.after(pause, Event::Write);
+    }
+
+    // ---- faults ------------------------------------------------------------------------------
+
+    fn fault(&mut self) {
+        if self.is_calm {
+            return;
+        }
+        let pause = self.env.ctx.rng.millis(10, self.fault_pause * 2);
+        self.env.ctx.after(pause, Event::Fault);
+        if self.faults.is_empty() {
+            return;
+        }
+        let fault = *self.env.ctx.rng.pick(&self.faults);
+        self.do_fault(fault);
+    }
+
+    fn any_process(&mut self) -> Option<ProcId> {
+        let ids: Vec<ProcId> = self.procs.keys().copied().collect();
+        if ids.is_empty() {
+            return None;
+        }
+        let leader = self.env.pg.registry().leader;
+        match leader.filter(|id| ids.contains(id)) {
+            Some(leader) if self.env.ctx.rng.permille(800) => Some(leader),
+            Some(_) | None => Some(*self.env.ctx.rng.pick(&ids)),
+        }
+    }
+
+    fn do_fault(&mut self, fault: Fault) {
+        let is_up = self.env.pg.running == Running::Up;
+        match fault {
+            Fault::Kill => {
+                if let Some(id) = self.any_process() {
+                    self.kill(id);
+                }
+            }
+            Fault::Pause => {
+                if let Some(id) = self.any_process() {
+                    self.pause(id);
+                }
+            }
+            Fault::Terminate => {
+                if let Some(id) = self.any_process()
+                    && let Some(process) = self.procs.get_mut(&id)
+                    && !process.is_paused
+                {
+                    self.env.ctx.note(format!("SIGTERM p{id}"));
+                    process.signals += 1;
+                    process.turn_soon(Duration::ZERO, &mut self.env);
+                }
+            }
+            Fault::CutStream | Fault::TwoStreams => {
+                if let Some(id) = self.env.pg.active
+                    && !self.env.pg.is_over(id)
+                {
+                    self.env.ctx.note(format!("session {id} cut"));
+                    self.env.pg.cut(id, &mut self.env.ctx);
+                }
+            }
+            Fault::EndSide => {
+                if let Some(side) = self.env.pg.lock {
+                    let sqlstate = *self.env.ctx.rng.pick(&["57P01", ""]);
+                    self.kill_side(side, sqlstate);
+                }
+            }
+            Fault::HangSide => {
+                let lock = self.env.pg.lock;
+                if let Some(side) = lock.and_then(|id| self.env.pg.sides.get_mut(&id)) {
+                    side.is_hung = true;
+                    self.env.ctx.note("the lock's session hangs".to_owned());
+                }
+            }
+            Fault::StopFast if is_up => {
+                let sides = self.env.pg.stop_fast(&mut self.env.ctx);
+                self.tell(sides, "57P01");
+            }
+            Fault::StopImmediate if self.env.pg.running != Running::Down => self.stop_immediate(),
+            Fault::Restore if is_up && self.env.pg.has_copy() => {
+                self.is_restoring = true;
+                self.stop_immediate();
+            }
+            Fault::StopFast | Fault::StopImmediate | Fault::Restore => {}
+            Fault::Copy => self.env.pg.copy(),
+            Fault::SaveSlot => self.env.pg.save_slot(),
+            Fault::Outage => self.outage(),
+            Fault::DeleteTopic => self.delete_topic(),
+            Fault::Poison => {}
+        }
+    }
+
+    fn stop_immediate(&mut self) {
+        let sides = self.env.pg.stop_immediate(&mut self.env.ctx);
+        self.tell(sides, "");
+    }
+
+    fn tell(&mut self, sides: Vec<(SideId, Side)>, sqlstate: &'static str) {
+        for (id, side) in sides {
+            if let Some(process) = self.procs.get_mut(&side.proc) {
+                process.side_died(id, sqlstate, &mut self.env);
+            }
+        }
+    }
+
+    fn kill_side(&mut self, id: SideId, sqlstate: &'static str) {
+        if let Some(side) = self.env.pg.drop_side(id) {
+            self.env
+                .ctx
+                .note(format!("p{}'s side session is ended {sqlstate}", side.proc));
+            self.tell(vec![(id, side)], sqlstate);
+        }
+    }
+
+    fn kill(&mut self, id: ProcId) {
+        self.env.ctx.fact(Fact::Killed { proc: id });
+        self.env.ctx.reach("killed");
+        let instance = self.procs[&id].instance;
+        self.remove(id);
+        let pause = self.env.ctx.rng.millis(50, 8_000);
+        self.env.ctx.after(pause, Event::Start(instance));
+    }
+
+    fn pause(&mut self, id: ProcId) {
+        let Some(process) = self.procs.get_mut(&id) else {
+            return;
+        };
+        if process.is_paused {
+            return;
+        }
+        process.is_paused = true;
+        self.env
+            .broker
+            .freeze(process.publisher.client, true, &mut self.env.ctx);
+        self.env.ctx.fact(Fact::Paused { proc: id });
+        let span = if self.env.ctx.rng.permille(500) {
+            self.env.ctx.rng.millis(50, 6_500)
+        } else {
+            self.env.ctx.rng.millis(6_500, 40_000)
+        };
+        self.env.ctx.after(span, Event::Resume(id));
+    }
+
+    fn resume(&mut self, id: ProcId) {
+        let Some(process) = self.procs.get_mut(&id) else {
+            return;
+        };
+        if !process.is_paused {
+            return;
+        }
+        process.is_paused = false;
+        self.env.ctx.fact(Fact::Resumed { proc: id });
+        self.env
+            .broker
+            .freeze(process.publisher.client, false, &mut self.env.ctx);
+        process.resumed(&mut self.env);
+    }
+
+    fn outage(&mut self) {
+        if !self.env.broker.is_up {
+            return;
+        }
+        self.env.broker.is_up = false;
+        self.env.ctx.note("the broker is away".to_owned());
+        let span = if self.env.ctx.rng.permille(700) {
+            self.env.ctx.rng.millis(100, 4_000)
+        } else {
+            self.env.ctx.rng.millis(4_000, 40_000)
+        };
+        self.env.ctx.after(span, Event::BrokerUp);
+    }
+
+    fn delete_topic(&mut self) {
+        let index = self.env.ctx.rng.count(0, TOPICS.len());
+        if self.env.broker.has_topic(TOPICS[index]) {
+            self.env.broker.delete_topic(TOPICS[index]);
+            self.env.ctx.note(format!("{} is deleted", TOPICS[index]));
+            let pause = self.env.ctx.rng.millis(500, 20_000);
+            self.env.ctx.after(pause, Event::TopicBack(index));
+        }
+    }
+
+    /// Nothing fails from here on, and all that is away comes back.
+    fn calm(&mut self) {
+        self.is_calm = true;
+        self.env.ctx.fact(Fact::Calm);
+        self.env.broker.is_up = true;
+        self.env.broker.rates = Rates::default();
+        self.env.broker.mend_all(&mut self.env.ctx);
+        for name in TOPICS {
+            self.env.broker.make_topic(name, 3, None);
+        }
+        let ids: Vec<ProcId> = self.procs.keys().copied().collect();
+        for id in ids {
+            self.resume(id);
+        }
+        for index in 0..self.instance_count {
+            self.start(index);
+        }
+        self.env.ctx.after(Duration::from_secs(1), Event::Look);
+    }
+}

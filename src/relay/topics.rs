@@ -36,6 +36,8 @@ struct Topic {
 pub struct Topics {
     by_name: HashMap<String, u16>,
     list: Vec<Topic>,
+    /// How many of them are not known to be present: mostly none, and then nothing is walked.
+    open: usize,
 }
 
 impl Topics {
@@ -49,6 +51,7 @@ impl Topics {
         }
         let id = u16::try_from(self.list.len()).ok()?;
         self.by_name.insert(name.to_owned(), id);
+        self.open += 1;
         self.list.push(Topic {
             name: name.to_owned(),
             known: Known::Asking,
@@ -93,12 +96,21 @@ impl Topics {
             TopicState::Unknown(_) if was_present => Known::Present,
             TopicState::Unknown(_) => Known::Silent,
         };
-        !was_present && matches!(topic.known, Known::Present)
+        let is_present = matches!(topic.known, Known::Present);
+        match (was_present, is_present) {
+            (false, true) => self.open -= 1,
+            (true, false) => self.open += 1,
+            (true, true) | (false, false) => {}
+        }
+        !was_present && is_present
     }
 
     /// The names to ask the cluster for now.
     pub fn questions(&mut self, now: Moment) -> Vec<String> {
         let mut names = Vec::new();
+        if self.open == 0 {
+            return names;
+        }
         for topic in &mut self.list {
             let is_present = matches!(topic.known, Known::Present);
             if !is_present && !topic.is_asked && now >= topic.ask_at {
@@ -111,6 +123,9 @@ impl Topics {
 
     #[must_use]
     pub fn next_question_at(&self) -> Option<Moment> {
+        if self.open == 0 {
+            return None;
+        }
         self.list
             .iter()
             .filter(|t| !t.is_asked && !matches!(t.known, Known::Present))
@@ -142,6 +157,7 @@ impl Topics {
     /// What was known may be wrong and nothing is on its way: every topic is asked for again
     /// before its next event.
     pub fn doubt_all(&mut self) {
+        self.open = self.list.len();
         for topic in &mut self.list {
             topic.known = Known::Asking;
             topic.partitions = None;

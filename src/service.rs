@@ -204,8 +204,20 @@ impl Service {
                 tokio::task::yield_now().await;
                 continue;
             }
+            if self.machine.wants_wal() {
+                self.nap();
+            }
             let event = self.wait(&mut signals, &mut answers, now).await;
             self.handle(event, &mut signals);
+        }
+    }
+
+    /// See [`pace`]: a real, short sleep of the whole thread.
+    fn nap(&mut self) {
+        let nap = self.pace.nap(self.publisher.in_flight());
+        if !nap.is_zero() {
+            std::thread::sleep(nap);
+            self.pace.napped();
         }
     }
 
@@ -220,7 +232,6 @@ impl Service {
         now: Moment,
     ) -> Event {
         let wants_wal = self.machine.wants_wal();
-        let pause = self.pace.pause(self.publisher.in_flight());
         let timeout = self.machine.next_timeout(now).saturating_sub(now);
         let live = self.live_at.saturating_sub(now);
         let timeout = if telemetry::live_is_on() {
@@ -240,7 +251,7 @@ impl Service {
             Some(done) = answers.recv() => Event::Answer(done),
             error = closed(side) => Event::SideEnded(error),
             () = publisher.woken() => Event::Kafka,
-            turn = stream_turn(slot, wants_wal, pause) => Event::Stream(turn),
+            turn = stream_turn(slot, wants_wal) => Event::Stream(turn),
             () = tokio::time::sleep(timeout) => Event::Timeout,
         }
     }
@@ -576,21 +587,16 @@ async fn closed(side: &mut Option<Side>) -> DbError {
     }
 }
 
-async fn stream_turn(
-    slot: &mut Option<Slot>,
-    wants_wal: bool,
-    pause: Duration,
-) -> Result<Turn, DbError> {
+async fn stream_turn(slot: &mut Option<Slot>, wants_wal: bool) -> Result<Turn, DbError> {
     let Some(slot) = slot else {
         return std::future::pending().await;
     };
-    if !wants_wal {
-        return slot.turn(Intake::Closed).await;
-    }
-    if !pause.is_zero() {
-        tokio::time::sleep(pause).await;
-    }
-    slot.turn(Intake::Open).await
+    let intake = if wants_wal {
+        Intake::Open
+    } else {
+        Intake::Closed
+    };
+    slot.turn(intake).await
 }
 
 /// SIGTERM, SIGINT, and whoever runs us as a part.

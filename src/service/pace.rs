@@ -1,14 +1,22 @@
-//! When to read the socket: at once while caught up, in gulps when behind.
+//! When to read the socket: at once while little is on its way, in gulps when there is much.
 //!
-//! A walsender that is read message by message spends most of its time in system calls. When we
-//! are behind, a short pause before the next read lets it fill the socket, so that one read brings
-//! hundreds of rows, and one produce request carries them.
+//! Read message by message, a walsender spends most of its time in system calls, and so do we and
+//! the broker: a produce request costs the same with one record in it as with a hundred. So, when
+//! the server has more than we have taken, or many events are on their way, the thread sleeps for
+//! a moment before it reads. It really sleeps: a runtime that waits would be woken by every
+//! message that arrives, which is the cost to be saved. What sleeps with it (reports, signals,
+//! statuses) has time: the longest nap is five milliseconds.
 
 use std::time::Duration;
 
-/// A read of at least this many bytes means that the server has more than we have taken.
-const BEHIND_BYTES: usize = 16 * 1024;
-const PAUSE: Duration = Duration::from_millis(1);
+/// A read that brought this much leaves the server with more: we are behind.
+const BEHIND_BYTES: usize = 32 * 1024;
+/// Behind: latency is made of the backlog, throughput is all that matters.
+const NAP_BEHIND: Duration = Duration::from_millis(4);
+/// So many events on their way are about as many produce requests, when they come one by one.
+const GATHER_FROM: usize = 12;
+/// Under load: what a gathered event waits at most.
+const NAP_GATHER: Duration = Duration::from_millis(2);
 
 #[derive(Debug, Default)]
 pub struct Pace {
@@ -22,10 +30,17 @@ impl Pace {
         self.last_read = bytes;
     }
 
-    /// How long to wait before the next read.
-    pub fn pause(&self, _in_flight: usize) -> Duration {
+    /// One nap a read.
+    pub fn napped(&mut self) {
+        self.last_read = 0;
+    }
+
+    /// How long to sleep before the next read.
+    pub fn nap(&self, in_flight: usize) -> Duration {
         if self.last_read >= BEHIND_BYTES {
-            PAUSE
+            NAP_BEHIND
+        } else if self.last_read > 0 && in_flight >= GATHER_FROM {
+            NAP_GATHER
         } else {
             Duration::ZERO
         }

@@ -7,6 +7,7 @@
 #![allow(dead_code)]
 
 mod check;
+mod connect;
 mod ddl;
 mod init;
 mod init_surroundings;

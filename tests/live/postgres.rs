@@ -2,7 +2,7 @@
 //! stops or kills the server starts its own.
 
 use std::fs;
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
@@ -125,6 +125,16 @@ impl Cluster {
         fs::write(&path, "").expect("the data directory is ours to change");
         append(&path, lines);
         self.reload();
+    }
+
+    /// Puts a file into the data directory, readable by the server alone.
+    pub fn put(&self, name: &str, content: &[u8]) {
+        let path = self.data().join(name);
+        fs::write(&path, content).expect("the data directory is ours to change");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("it is ours");
+        if proc::unprivileged().is_some() {
+            own(&path);
+        }
     }
 
     pub fn reload(&self) {
@@ -315,11 +325,11 @@ fn copy_tree(from: &Path, to: &Path) {
     proc::output(cp);
 }
 
-fn own(dir: &Path) {
+fn own(path: &Path) {
     let mut id = std::process::Command::new("id");
     id.args(["-u", proc::unprivileged().expect("asked only as root")]);
     let uid: u32 = proc::output(id).trim().parse().expect("a user id");
-    chown(dir, Some(uid), None).expect("root may give a directory away");
+    chown(path, Some(uid), None).expect("root may give a file away");
 }
 
 /// A database of one test; dropped with it, its slots too.

@@ -1,0 +1,302 @@
+//! Ways to reach Postgres: sockets, passwords, TLS, the PG* variables, a role that may not write.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use openssl::asn1::Asn1Time;
+use openssl::bn::BigNum;
+use openssl::hash::MessageDigest;
+use openssl::pkey::{PKey, Private};
+use openssl::rsa::Rsa;
+use openssl::x509::extension::{BasicConstraints, SubjectAlternativeName};
+use openssl::x509::{X509, X509Name};
+
+use crate::kafka::Broker;
+use crate::postgres::{Cluster, Pg, Stop};
+use crate::proc;
+use crate::relay::{Ended, Relay, run_to_end};
+use crate::stage::{MINUTE, Stage};
+
+const ROW: &str = "insert into outbox (event_id, aggregate_type, aggregate_id, event_type, payload)
+                   values (gen_random_uuid(), 't', 'k', 'e', '{}')";
+
+/// Starts the relay with this environment and no `--database-url`, writes a row and sees it arrive.
+fn streams(stage: &Stage<'_>, records: usize, env: &[(&str, &str)]) {
+    let (slot, brokers) = (stage.db.slot(), stage.broker.bootstrap());
+    let topic = format!("{}.{{aggregate_type}}", stage.prefix);
+    let args = [
+        "run",
+        "--slot",
+        &slot,
+        "--brokers",
+        &brokers,
+        "--topic",
+        &topic,
+    ];
+    let mut relay = Relay::start(&args, env);
+    stage.db.connect().run(ROW);
+    stage
+        .broker
+        .wait_count_while(&stage.topic("t"), records, MINUTE, || {
+            assert!(!proc::ended_unnoticed(relay.pid()), "{}", relay.said());
+        });
+    relay.stop();
+}
+
+fn refused(stage: &Stage<'_>, env: &[(&str, &str)]) -> Ended {
+    let (slot, brokers) = (stage.db.slot(), stage.broker.bootstrap());
+    let args = ["run", "--slot", &slot, "--brokers", &brokers];
+    run_to_end(&args, env, MINUTE).expect_code(3)
+}
+
+#[test]
+fn the_unix_socket_and_the_usual_variables_do() {
+    let stage = Stage::shared(Pg::V18);
+    stage.init();
+    let port = stage.db.cluster.port.to_string();
+    let socket = stage.db.cluster.socket_dir().to_string_lossy().into_owned();
+    let common = [
+        ("PGPORT", port.as_str()),
+        ("PGUSER", "postgres"),
+        ("PGDATABASE", stage.db.name.as_str()),
+    ];
+    let with = |host| [&[("PGHOST", host)], &common[..]].concat();
+    streams(&stage, 1, &with(&socket));
+    streams(&stage, 2, &with("127.0.0.1"));
+    // The same as one setting, in libpq's two spellings.
+    let words = format!(
+        "host={socket} port={port} user=postgres dbname={}",
+        stage.db.name
+    );
+    streams(&stage, 3, &[("WALRELAY_DATABASE_URL", &words)]);
+    let url = format!(
+        "postgresql://postgres@/{}?host={}&port={port}",
+        stage.db.name,
+        socket.replace('/', "%2F")
+    );
+    streams(&stage, 4, &[("WALRELAY_DATABASE_URL", &url)]);
+}
+
+#[test]
+fn scram_and_every_sslmode_do_what_they_say() {
+    for pg in Pg::ALL {
+        let cluster = Cluster::start(pg);
+        let ca = Authority::new("right");
+        let stranger = Authority::new("wrong");
+        serve_tls(&cluster, &ca);
+        let stage = Stage::on(&cluster, Broker::shared());
+        stage.init();
+        let port = cluster.port.to_string();
+        let base = [
+            ("PGPORT", port.as_str()),
+            ("PGUSER", "app"),
+            ("PGPASSWORD", "pass word'\\&%"),
+            ("PGDATABASE", stage.db.name.as_str()),
+        ];
+        cluster.connect("postgres").run(
+            r"set password_encryption = 'scram-sha-256';
+              create role app login replication superuser password E'pass word\'\\&%'",
+        );
+        let file = ca.file.to_string_lossy();
+        let wrong_file = stranger.file.to_string_lossy();
+        let mut records = 0;
+        for (host, mode, root) in [
+            ("localhost", "prefer", ""),
+            ("localhost", "require", ""),
+            ("localhost", "verify-full", &file),
+            ("127.0.0.1", "verify-full", &file),
+        ] {
+            records += 1;
+            let env = [
+                &base[..],
+                &[
+                    ("PGHOST", host),
+                    ("PGSSLMODE", mode),
+                    ("PGSSLROOTCERT", root),
+                ],
+            ]
+            .concat();
+            let env: Vec<_> = env.into_iter().filter(|(_, v)| !v.is_empty()).collect();
+            streams(&stage, records, &env);
+        }
+        let tls = |host, mode, root| {
+            let env = [
+                &base[..],
+                &[
+                    ("PGHOST", host),
+                    ("PGSSLMODE", mode),
+                    ("PGSSLROOTCERT", root),
+                ],
+            ]
+            .concat();
+            let ended = refused(&stage, &env);
+            assert!(
+                !ended.stderr.contains("pass word"),
+                "the password is printed"
+            );
+            ended.stderr
+        };
+        // Only TLS is let in for this role: without it the server's own words, and the remedy.
+        assert!(tls("localhost", "disable", &file).contains("pg_hba"));
+        assert!(tls("localhost", "verify-full", &wrong_file).contains("certificate"));
+        // A name that the certificate does not carry.
+        assert!(tls("127.0.0.2", "verify-full", &file).contains("127.0.0.2"));
+        assert_eq!(stage.broker.count(&stage.topic("t")), records);
+    }
+}
+
+/// Turns TLS on, and lets the role `app` in over nothing else.
+fn serve_tls(cluster: &Cluster, ca: &Authority) {
+    let (certificate, key) = ca.sign("localhost", &["127.0.0.1"]);
+    cluster.put("server.crt", &certificate);
+    cluster.put("server.key", &key);
+    cluster.configure(&["ssl = on", "listen_addresses = '127.0.0.1, 127.0.0.2'"]);
+    cluster.hba(&[
+        "local all all trust",
+        "hostssl all app 127.0.0.0/8 scram-sha-256",
+        "host all postgres 127.0.0.0/8 trust",
+    ]);
+    cluster.restart(Stop::Fast);
+}
+
+/// A certificate authority of one test.
+struct Authority {
+    file: PathBuf,
+    certificate: X509,
+    key: PKey<Private>,
+}
+
+impl Authority {
+    fn new(name: &str) -> Authority {
+        let key = key();
+        let certificate = certificate(name, &key, None);
+        let file = proc::dir("ca").join("ca.crt");
+        fs::write(&file, certificate.to_pem().expect("PEM")).expect("the directory is ours");
+        Authority {
+            file,
+            certificate,
+            key,
+        }
+    }
+
+    /// A server's certificate and key, as PEM.
+    fn sign(&self, dns: &str, addresses: &[&str]) -> (Vec<u8>, Vec<u8>) {
+        let key = key();
+        let signed = certificate(dns, &key, Some((self, dns, addresses)));
+        (
+            signed.to_pem().expect("PEM"),
+            key.private_key_to_pem_pkcs8().expect("PEM"),
+        )
+    }
+}
+
+fn key() -> PKey<Private> {
+    let rsa = Rsa::generate(2048).expect("a key");
+    PKey::from_rsa(rsa).expect("a key")
+}
+
+fn certificate(
+    name: &str,
+    key: &PKey<Private>,
+    signer: Option<(&Authority, &str, &[&str])>,
+) -> X509 {
+    let subject = {
+        let mut subject = X509Name::builder().expect("a name");
+        subject
+            .append_entry_by_text("CN", name)
+            .expect("a plain name");
+        subject.build()
+    };
+    let mut builder = X509::builder().expect("a certificate");
+    let make =
+        |builder: &mut openssl::x509::X509Builder| -> Result<(), openssl::error::ErrorStack> {
+            builder.set_version(2)?;
+            let serial = BigNum::from_u32(u32::try_from(proc::unique()).unwrap_or(1))?;
+            builder.set_serial_number(serial.to_asn1_integer()?.as_ref())?;
+            builder.set_subject_name(&subject)?;
+            builder.set_pubkey(key)?;
+            builder.set_not_before(Asn1Time::days_from_now(0)?.as_ref())?;
+            builder.set_not_after(Asn1Time::days_from_now(2)?.as_ref())?;
+            match signer {
+                None => {
+                    builder.set_issuer_name(&subject)?;
+                    builder.append_extension(BasicConstraints::new().critical().ca().build()?)?;
+                    builder.sign(key, MessageDigest::sha256())
+                }
+                Some((ca, dns, addresses)) => {
+                    builder.set_issuer_name(ca.certificate.subject_name())?;
+                    let mut names = SubjectAlternativeName::new();
+                    names.dns(dns);
+                    for address in addresses {
+                        names.ip(address);
+                    }
+                    let context = builder.x509v3_context(Some(&ca.certificate), None);
+                    let names = names.build(&context)?;
+                    builder.append_extension(names)?;
+                    builder.sign(&ca.key, MessageDigest::sha256())
+                }
+            }
+        };
+    make(&mut builder).expect("a certificate of plain parts");
+    builder.build()
+}
+
+#[test]
+fn a_role_that_may_not_write_streams_and_is_warned_once() {
+    let mut stage = Stage::shared(Pg::V15);
+    let sql = stage.init();
+    stage.user = format!("reader_{}", stage.db.name);
+    sql.run(&format!(
+        "create role {0} login replication;
+         grant usage on schema walrelay to {0};
+         grant select on all tables in schema walrelay to {0};
+         grant select on outbox to {0}",
+        stage.user
+    ));
+    let mut relay = stage.run();
+    sql.run(ROW);
+    assert_eq!(stage.records(1).len(), 1);
+    stage.wait_confirmed(Duration::from_secs(10));
+    relay.stop();
+    let warnings = relay
+        .lines()
+        .iter()
+        .filter(|line| line.level() == "WARN" && line.has("walrelay") && line.has("grant"))
+        .count();
+    assert_eq!(warnings, 1, "{}", relay.said());
+    sql.run(&format!("drop owned by {0}; drop role {0}", stage.user));
+}
+
+#[test]
+fn no_password_and_no_payload_is_ever_logged() {
+    let stage = Stage::shared(Pg::V15);
+    let sql = stage.init();
+    sql.run(
+        "insert into outbox (event_id, aggregate_type, aggregate_id, event_type, payload)
+         values (gen_random_uuid(), 't', 'k', 'e', '{\"card\": \"4111-1111\"}')",
+    );
+    let (slot, brokers) = (stage.db.slot(), stage.broker.bootstrap());
+    let topic = format!("{}.{{aggregate_type}}", stage.prefix);
+    let url = stage.db.url().replace("postgres@", "postgres:s3cr3t@");
+    let args = [
+        "run",
+        "--slot",
+        &slot,
+        "--brokers",
+        &brokers,
+        "--topic",
+        &topic,
+    ];
+    let env = [
+        ("WALRELAY_DATABASE_URL", url.as_str()),
+        ("RUST_LOG", "debug"),
+    ];
+    let mut relay = Relay::start(&args, &env);
+    assert_eq!(stage.records(1).len(), 1);
+    relay.stop();
+    let said = relay.said();
+    for secret in ["s3cr3t", "4111-1111"] {
+        assert!(!said.contains(secret), "{secret} is in the log");
+    }
+}

@@ -13,6 +13,7 @@ mod init;
 mod init_surroundings;
 mod kafka;
 mod load;
+mod poison;
 mod postgres;
 mod proc;
 mod refusals;

@@ -158,16 +158,17 @@ pub struct RunCli {
 /// Show it all on a throw-away Postgres and a simulated broker
 #[derive(Debug, Default, Args)]
 pub struct DemoCli {
-    /// End after so many seconds
+    /// End after so many seconds [default: 20, or when --events are written]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub seconds: Option<u64>,
     /// End after so many events
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub events: Option<u64>,
-    /// Payments a second
+    /// Payments a second [default: 50]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub rate: Option<u32>,
-    /// A real Kafka, as host:port,… [default: the built-in mock broker]
+    /// A real Kafka, as host:port,…; a topic of its own stays there [default: the built-in mock
+    /// broker]
     #[arg(long, value_name = "LIST")]
     pub brokers: Option<String>,
     /// Directory of initdb, pg_ctl and postgres [default: PATH, then the usual places]

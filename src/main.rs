@@ -9,7 +9,7 @@ use walrelay::config::{Config, Surroundings, Task};
 use walrelay::error::{Exit, Failure};
 use walrelay::io::kafka;
 use walrelay::service;
-use walrelay::telemetry;
+use walrelay::telemetry::{self, Voice};
 
 fn main() -> ExitCode {
     panic::set_hook(Box::new(telemetry::report_panic));
@@ -35,7 +35,11 @@ fn main() -> ExitCode {
 
 fn start(cli: Cli) -> Result<(), Failure> {
     let config = Config::resolve(cli.command, &Surroundings::of_process())?;
-    telemetry::init(config.log)?;
+    let voice = match config.task {
+        Task::Run(_) | Task::Init(_) => Voice::Full,
+        Task::Demo(_) => Voice::Aside,
+    };
+    telemetry::init(config.log, voice)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -59,14 +63,6 @@ async fn dispatch(task: Task) -> Result<(), Failure> {
             service::run(*config).await
         }
         Task::Init(config) => commands::init::run(config).await,
-        Task::Demo(_) => Err(not_linked("demo")),
+        Task::Demo(config) => commands::demo::run(config).await,
     }
-}
-
-fn not_linked(name: &str) -> Failure {
-    Failure::new(
-        Exit::Unexpected,
-        format!("walrelay {name} is not part of this build"),
-        "use a newer walrelay",
-    )
 }

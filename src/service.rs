@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::time::{ClockId, clock_gettime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::config::RunConfig;
@@ -54,11 +54,33 @@ const LIVE_INTERVAL: Duration = Duration::from_secs(1);
 /// Batches are not made smaller than this, whatever a broker refuses.
 const BATCH_BYTES_MIN: usize = 16_384;
 
+/// Who ends the relay.
+pub enum StopBy {
+    /// SIGTERM and SIGINT.
+    Signals,
+    /// Whoever runs it as a part: signals are theirs to handle.
+    Request(oneshot::Receiver<()>),
+}
+
 /// `walrelay run`.
 ///
 /// # Errors
 /// What ended the relay, other than being asked to stop.
 pub async fn run(config: RunConfig) -> Result<(), Failure> {
+    let client_id = format!("walrelay-{}", config.source.slot);
+    let kafka = kafka::Settings::new(&config.kafka, client_id)?;
+    run_with(config, kafka, StopBy::Signals).await
+}
+
+/// As [`run`], on Kafka settings that the caller shares (the demo broker).
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_with(
+    config: RunConfig,
+    kafka: kafka::Settings,
+    stop: StopBy,
+) -> Result<(), Failure> {
     let topic = Template::parse(&config.topic).map_err(|error| {
         Failure::usage(
             error.to_string(),
@@ -78,21 +100,6 @@ pub async fn run(config: RunConfig) -> Result<(), Failure> {
         shutdown_timeout: config.shutdown_timeout,
         wal_sender_timeout: WAL_SENDER_TIMEOUT,
     };
-    let client_id = format!("walrelay-{}", config.source.slot);
-    let kafka = kafka::Settings::new(&config.kafka, client_id)?;
-    run_with(config, settings, kafka, None).await
-}
-
-/// As [`run`], on Kafka settings that the caller shares (the demo broker), ended by `stop` too.
-///
-/// # Errors
-/// As [`run`].
-pub async fn run_with(
-    config: RunConfig,
-    settings: Settings,
-    kafka: kafka::Settings,
-    stop: Option<tokio::sync::oneshot::Receiver<()>>,
-) -> Result<(), Failure> {
     let (tell, answers) = mpsc::unbounded_channel();
     let now = now();
     let process_id = settings.process_id.clone();
@@ -132,7 +139,10 @@ fn now() -> Moment {
 }
 
 /// A name that no other process has.
-fn process_id() -> Result<String, Failure> {
+///
+/// # Errors
+/// There is no /proc.
+pub fn process_id() -> Result<String, Failure> {
     std::fs::read_to_string("/proc/sys/kernel/random/uuid")
         .map(|id| id.trim().to_owned())
         .map_err(|error| {
@@ -183,7 +193,7 @@ impl Service {
     async fn run(
         &mut self,
         mut answers: mpsc::UnboundedReceiver<Done>,
-        stop: Option<tokio::sync::oneshot::Receiver<()>>,
+        stop: StopBy,
     ) -> Result<(), Failure> {
         let mut signals = Signals::new(stop)?;
         self.machine.advance(now());
@@ -599,16 +609,24 @@ async fn stream_turn(slot: &mut Option<Slot>, wants_wal: bool) -> Result<Turn, D
     slot.turn(intake).await
 }
 
-/// SIGTERM, SIGINT, and whoever runs us as a part.
+/// What asks the relay to stop: once to drain, twice to end at once.
 struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    stop: Option<tokio::sync::oneshot::Receiver<()>>,
+    source: StopSource,
     count: usize,
 }
 
+enum StopSource {
+    Signals {
+        terminate: Signal,
+        interrupt: Signal,
+    },
+    Request(oneshot::Receiver<()>),
+    /// It has asked, and can do so only once.
+    Spent,
+}
+
 impl Signals {
-    fn new(stop: Option<tokio::sync::oneshot::Receiver<()>>) -> Result<Self, Failure> {
+    fn new(stop: StopBy) -> Result<Self, Failure> {
         let listen = |kind| {
             signal(kind).map_err(|error| {
                 Failure::new(
@@ -618,28 +636,32 @@ impl Signals {
                 )
             })
         };
-        Ok(Signals {
-            terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
-            stop,
-            count: 0,
-        })
+        let source = match stop {
+            StopBy::Signals => StopSource::Signals {
+                terminate: listen(SignalKind::terminate())?,
+                interrupt: listen(SignalKind::interrupt())?,
+            },
+            StopBy::Request(request) => StopSource::Request(request),
+        };
+        Ok(Signals { source, count: 0 })
     }
 
     /// Cancel-safe.
     async fn next(&mut self) {
-        let asked = async {
-            match &mut self.stop {
-                Some(stop) => {
-                    let _ = stop.await;
-                }
-                None => std::future::pending().await,
+        match &mut self.source {
+            StopSource::Signals {
+                terminate,
+                interrupt,
+            } => tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            },
+            StopSource::Request(request) => {
+                // A sender that is gone asks as well: nobody is left to run us for.
+                let _ = request.await;
+                self.source = StopSource::Spent;
             }
-        };
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-            () = asked => self.stop = None,
+            StopSource::Spent => std::future::pending().await,
         }
         self.count += 1;
     }

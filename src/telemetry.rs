@@ -27,13 +27,26 @@ static SCREEN: Mutex<Screen> = Mutex::new(Screen {
     line: String::new(),
 });
 
+/// How much of the screen is ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Voice {
+    /// INFO and above, and a live line on a terminal.
+    Full,
+    /// Something else is shown there: warnings only, and no live line.
+    Aside,
+}
+
 /// Sets up logging to stderr; `RUST_LOG` filters.
 ///
 /// # Errors
 /// `Exit::Usage` when `RUST_LOG` is malformed.
-pub fn init(format: LogFormat) -> Result<(), Failure> {
+pub fn init(format: LogFormat, voice: Voice) -> Result<(), Failure> {
+    let level = match voice {
+        Voice::Full => LevelFilter::INFO,
+        Voice::Aside => LevelFilter::WARN,
+    };
     let filter = EnvFilter::builder()
-        .with_default_directive(LevelFilter::INFO.into())
+        .with_default_directive(level.into())
         .from_env()
         .map_err(|error| {
             Failure::usage(
@@ -58,7 +71,8 @@ pub fn init(format: LogFormat) -> Result<(), Failure> {
             "report this: walrelay set its logging up twice",
         )
     })?;
-    LIVE.store(terminal && format == LogFormat::Text, Ordering::Relaxed);
+    let has_live_line = terminal && format == LogFormat::Text && voice == Voice::Full;
+    LIVE.store(has_live_line, Ordering::Relaxed);
     Ok(())
 }
 

@@ -41,23 +41,31 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 /// # Errors
 /// Every unmet need with its remedy; exit 3, or 4 where a decision is missing.
 pub async fn run(config: InitConfig) -> Result<(), Failure> {
+    write_out(&report(&config).await?)
+}
+
+/// As [`run`], for a caller who shows in their own way what was done.
+///
+/// # Errors
+/// As [`run`].
+pub async fn report(config: &InitConfig) -> Result<String, Failure> {
     let database = &config.source.database;
     let side = Side::connect(database, None)
         .await
         .map_err(|e| connect::failure(&e, database))?;
-    lock(&config, &side).await?;
-    let seen = look(&config, &side).await?;
+    lock(config, &side).await?;
+    let seen = look(config, &side).await?;
     let plan = plan::plan(&config.source, &seen, config.existing)?;
     if config.print_sql {
-        return print(&config, &seen, &plan);
+        return Ok(script(config, &seen, &plan));
     }
     let report = if plan.changes_nothing() {
         Report::new(&plan, None)
     } else {
-        let made = carry_out(&config, &side, &seen, &plan).await?;
-        Report::new(&plan, Some(SlotReport::new(&config, &seen, &plan, &made)))
+        let made = carry_out(config, &side, &seen, &plan).await?;
+        Report::new(&plan, Some(SlotReport::new(config, &seen, &plan, &made)))
     };
-    write_out(&report.text(config.json)?)
+    report.text(config.json)
 }
 
 async fn lock(config: &InitConfig, side: &Side) -> Result<(), Failure> {
@@ -297,7 +305,7 @@ fn statement_failure(what: &str, error: &DbError) -> Failure {
 
 /// What would run, as a script for psql. Unmet needs are comments: whoever runs it may have the
 /// rights that this role lacks.
-fn print(config: &InitConfig, seen: &Seen, plan: &Plan) -> Result<(), Failure> {
+fn script(config: &InitConfig, seen: &Seen, plan: &Plan) -> String {
     let source = &config.source;
     let mut out = String::new();
     for need in &plan.needs {
@@ -343,7 +351,7 @@ fn print(config: &InitConfig, seen: &Seen, plan: &Plan) -> Result<(), Failure> {
          --   grant usage on schema walrelay to ROLE;\n\
          --   grant select, insert, update, delete on all tables in schema walrelay to ROLE;\n",
     );
-    write_out(&out)
+    out
 }
 
 /// One line of comment, whatever the names in it.

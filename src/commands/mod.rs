@@ -1,3 +1,4 @@
 //! The subcommands other than `run`, a file each.
 
+pub mod demo;
 pub mod init;

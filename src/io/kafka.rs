@@ -14,6 +14,7 @@ mod context;
 mod mock;
 mod native;
 mod publisher;
+mod reader;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ mod topics;
 pub use context::{BrokerStats, ClientNotice};
 pub use mock::MockBroker;
 pub use publisher::{Publisher, Rebuilt};
+pub use reader::{Extent, Got, Reader};
 pub use settings::{MESSAGE_BYTES_MAX, Settings, check_brokers, check_properties};
 pub use topics::{create_topic, lookup_topic};
 

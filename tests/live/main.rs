@@ -9,6 +9,7 @@
 mod check;
 mod connect;
 mod ddl;
+mod demo;
 mod init;
 mod init_surroundings;
 mod kafka;

@@ -27,7 +27,7 @@ impl Ended {
     }
 }
 
-fn binary(args: &[&str]) -> Command {
+pub fn binary(args: &[&str]) -> Command {
     let mut command = proc::command(
         env!("CARGO_BIN_EXE_walrelay"),
         RunAs::Me,

@@ -4,10 +4,15 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 target=${CARGO_TARGET_DIR:-$here/../../target}
 
+# As the demo itself looks: on PATH, then in the usual places, versions 15 to 18.
 own_postgres() {
-    command -v postgres >/dev/null 2>&1 && command -v initdb >/dev/null 2>&1 && return
-    for bin in /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebrew/opt/postgresql@*/bin; do
-        [ -x "$bin/postgres" ] && [ -x "$bin/initdb" ] && return
+    for postgres in "$(command -v postgres || true)" /usr/lib/postgresql/*/bin/postgres \
+        /usr/pgsql-*/bin/postgres /usr/local/pgsql/bin/postgres \
+        /opt/homebrew/opt/postgresql@*/bin/postgres /usr/local/opt/postgresql@*/bin/postgres; do
+        [ -x "$postgres" ] && [ -x "${postgres%/*}/initdb" ] || continue
+        case $("$postgres" --version 2>/dev/null) in
+        *" 15"* | *" 16"* | *" 17"* | *" 18"*) return ;;
+        esac
     done
     return 1
 }

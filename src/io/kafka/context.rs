@@ -124,7 +124,9 @@ impl ClientContext for Inbox {
             RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info | RDKafkaLogLevel::Debug => false,
         };
         // A lost connection comes as a notice too, and the service words it with a remedy.
-        if !loud || matches!(facility, "FAIL" | "ERROR") {
+        // And that gapless guarantees are experimental is no news to an operator, who cannot choose.
+        let is_known = facility == "CONFWARN" && line.contains("enable.gapless.guarantee");
+        if !loud || is_known || matches!(facility, "FAIL" | "ERROR") {
             debug!(target: "librdkafka", facility, "{line}");
         } else if let Some(left_out) = self.log_slot() {
             if left_out > 0 {

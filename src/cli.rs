@@ -171,7 +171,7 @@ pub struct DemoCli {
     /// broker]
     #[arg(long, value_name = "LIST")]
     pub brokers: Option<String>,
-    /// Directory of initdb, pg_ctl and postgres [default: PATH, then the usual places]
+    /// Directory of initdb and postgres [default: PATH, then the usual places]
     #[arg(long, value_name = "DIR")]
     pub pg_bin: Option<PathBuf>,
     #[command(flatten)]

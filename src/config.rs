@@ -136,7 +136,7 @@ pub struct DemoConfig {
     pub rate: Option<u32>,
     /// `None`: the built-in mock broker.
     pub brokers: Option<String>,
-    /// Where `initdb`, `pg_ctl` and `postgres` are; `None`: PATH, then the usual places.
+    /// Where `initdb` and `postgres` are; `None`: PATH, then the usual places.
     pub pg_bin: Option<PathBuf>,
 }
 

@@ -161,7 +161,7 @@ pub fn summary(style: Style, verdict: &Verdict, takings: &Takings) {
         (
             "written",
             count(verdict.written, verdict.in_table),
-            &*format!("committed by the shop, {rate:.0} a second; as many in the outbox"),
+            &*format!("committed, {rate:.0} a second; the outbox holds as many"),
         ),
         (
             "delivered",

@@ -39,6 +39,9 @@ pub enum Phase {
     /// Before the stream: every frame is small.
     Handshake,
     Streaming,
+    /// We have said CopyDone: CopyData of any size is passed over unread, so that the server can
+    /// come to read what we last said.
+    Ending,
 }
 
 pub struct Frames {
@@ -46,6 +49,8 @@ pub struct Frames {
     start: usize,
     end: usize,
     phase: Phase,
+    /// Bytes that are still to come of a frame that is passed over.
+    skip: usize,
 }
 
 impl Default for Frames {
@@ -55,6 +60,7 @@ impl Default for Frames {
             start: 0,
             end: 0,
             phase: Phase::Handshake,
+            skip: 0,
         }
     }
 }
@@ -82,8 +88,15 @@ impl Frames {
     /// The length is impossible or above the limit of its kind. The frame is not taken: the same
     /// error comes again.
     pub fn take(&mut self) -> Result<Option<Range<usize>>, FrameError> {
-        let Some(total) = self.first_frame_bytes()? else {
-            return Ok(None);
+        let total = loop {
+            self.pass_over();
+            let Some(total) = self.first_frame_bytes()? else {
+                return Ok(None);
+            };
+            if self.phase != Phase::Ending || self.buf[self.start] != b'd' {
+                break total;
+            }
+            self.skip = total;
         };
         if self.buffered() < total {
             return Ok(None);
@@ -91,6 +104,12 @@ impl Frames {
         let frame = self.start..self.start + total;
         self.start = frame.end;
         Ok(Some(frame))
+    }
+
+    fn pass_over(&mut self) {
+        let here = self.skip.min(self.buffered());
+        self.start += here;
+        self.skip -= here;
     }
 
     /// The bytes of a range that [`Frames::take`] returned.
@@ -144,7 +163,8 @@ impl Frames {
         };
         let max = match (self.phase, tag) {
             (Phase::Streaming, b'd') => FRAME_BYTES_MAX,
-            (Phase::Streaming | Phase::Handshake, _) => CONTROL_BYTES_MAX,
+            (Phase::Ending, b'd') => usize::MAX,
+            (Phase::Handshake | Phase::Streaming | Phase::Ending, _) => CONTROL_BYTES_MAX,
         };
         match usize::try_from(body) {
             Ok(length) if length <= max => Ok(Some(HEADER_BYTES + length)),
@@ -249,6 +269,20 @@ mod tests {
         };
         assert_eq!(error, Err(wanted));
         assert_eq!(frames.take(), Err(wanted));
+    }
+
+    #[test]
+    fn at_the_end_copy_data_of_any_size_is_passed_over_in_no_more_room() {
+        let mut frames = streaming();
+        let huge = frame(b'd', &vec![1; FRAME_BYTES_MAX + 1]);
+        let (head, tail) = huge.split_at(1000);
+        assert!(feed(&mut frames, head, usize::MAX).is_err());
+        frames.enter(Phase::Ending);
+        assert_eq!(frames.take(), Ok(None));
+        let last = frame(b'C', b"COPY 0");
+        let rest = [tail, &frame(b'd', b"small"), &last].concat();
+        assert_eq!(feed(&mut frames, &rest, 70_000), Ok(vec![last]));
+        assert_eq!(frames.capacity(), READ_BUFFER_BYTES);
     }
 
     #[test]

@@ -306,6 +306,7 @@ impl Slot {
     }
 
     async fn end_stream(&mut self) -> Result<(), DbError> {
+        self.conversation.enter(Phase::Ending);
         self.conversation
             .send(|buf| {
                 frontend::copy_done(buf);

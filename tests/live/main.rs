@@ -14,6 +14,7 @@ mod init;
 mod init_surroundings;
 mod kafka;
 mod load;
+mod odd;
 mod poison;
 mod postgres;
 mod proc;

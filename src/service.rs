@@ -373,7 +373,9 @@ impl Service {
                     self.stream_ended(end, now);
                 }
                 Err(SlotError::FrameTooLarge { length }) => {
-                    self.stream_ended(StreamEnd::Never(words::frame_too_large(length)), now);
+                    let lsn = self.machine.transaction_lsn();
+                    self.machine
+                        .on_huge_row(words::frame_too_large(length, lsn), now);
                 }
                 Err(SlotError::Db(error)) => {
                     let end = words::stream_error(&error, &self.surroundings.source);

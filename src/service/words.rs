@@ -3,6 +3,7 @@
 use crate::config::Source;
 use crate::error::{DbError, Failure};
 use crate::io::connect;
+use crate::lsn::Lsn;
 use crate::relay::orders::StreamEnd;
 use crate::relay::route::Template;
 
@@ -37,12 +38,12 @@ pub fn stream_error(error: &DbError, source: &Source) -> StreamEnd {
     StreamEnd::Never(failure)
 }
 
-pub fn frame_too_large(length: usize) -> Failure {
+pub fn frame_too_large(length: usize, lsn: Lsn) -> Failure {
     Failure::halted(
         format!(
-            "a row of {length} bytes is in the stream, and at most 64 MiB are taken: no topic would take it either"
+            "the transaction at {lsn} holds a row of {length} bytes, and at most 64 MiB are taken: no topic would take it either; nothing was skipped, the slot waits in front of it"
         ),
-        "nothing behind it was skipped, the slot waits in front of it; keep payloads of that size outside of the outbox",
+        "keep payloads of that size outside of the outbox; to go on without it: publish by other means what the table holds from this transaction on, drop the slot, delete its row of walrelay.relay, and `walrelay init --existing leave`",
     )
 }
 
@@ -54,7 +55,7 @@ pub fn rows_skipped(message: &str, detail: Option<&str>, source: &Source) -> Fai
             detail.map(|d| format!(" ({d})")).unwrap_or_default()
         ),
         format!(
-            "publication {} was dropped and made again after rows had been written: those rows are only in the table",
+            "publication {} was dropped and made again after rows had been written, which are now only in the table: publish them by other means, drop the slot, delete its row of walrelay.relay, and `walrelay init --existing leave`",
             source.publication
         ),
     )

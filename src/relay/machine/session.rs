@@ -86,6 +86,19 @@ impl Machine {
         self.advance(now);
     }
 
+    /// A row above every limit stands in the stream. What came before it is delivered and told
+    /// first: the connection still carries that, once the row is passed over.
+    pub fn on_huge_row(&mut self, failure: Failure, now: Moment) {
+        self.fail(failure, None, now);
+        self.advance(now);
+    }
+
+    /// The commit position of the transaction that is being read, or was read last.
+    #[must_use]
+    pub fn transaction_lsn(&self) -> Lsn {
+        self.current_lsn
+    }
+
     pub(in crate::relay) fn close(&mut self, how: Close, reopen: Reopen) {
         match self.stream {
             Stream::Open => {

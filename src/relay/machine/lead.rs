@@ -67,8 +67,9 @@ impl Machine {
         if !(self.has_led && was_ours && is_same_slot) {
             self.highest_reported = match (&led.stop, &led.previous_leader) {
                 (Some(stop), _) => Some(stop.reported),
-                (None, None) => led.consistent_point,
-                (None, Some(_)) => None,
+                // Who may not write leaves no name: this role may have moved the slot before.
+                (None, None) if led.is_writable => led.consistent_point,
+                (None, Some(_) | None) => None,
             };
             self.stored_stop = led.stop.map(|stop| stop.reported);
         }
@@ -89,7 +90,13 @@ impl Machine {
         self.lead = Lead::Waiting { until: now };
         self.probe_sent_at = None;
         self.is_erasing = false;
-        self.close(Close::Abort, Reopen::At(now));
+        // A stream that was closed because Kafka is away stays closed until it answers.
+        let reopen = if self.is_stalled {
+            Reopen::WhenKafkaAnswers
+        } else {
+            Reopen::At(now)
+        };
+        self.close(Close::Abort, reopen);
     }
 
     /// The side session is gone, with the SQLSTATE that the server gave, if any.

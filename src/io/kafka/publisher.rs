@@ -1,7 +1,8 @@
 //! The publisher: one librdkafka producer, owned and polled by the thread that sends.
 
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::error::KafkaError;
 use rdkafka::message::{Header as KafkaHeader, OwnedHeaders};
@@ -17,6 +18,11 @@ use crate::record::{KafkaCode, Record, Report, Ticket};
 /// How long a producer that is being replaced may still hear from the broker about what it has
 /// sent. What the broker says in time need not be sent again.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// An outage is said again after this, not at each of the client library's attempts.
+const SAID_AGAIN_AFTER: Duration = Duration::from_secs(60);
+/// More different texts than this, and the oldest are forgotten all together.
+const SAID_MAX: usize = 64;
 
 const TOPIC_EXCEPTION: KafkaCode = KafkaCode(17);
 
@@ -49,6 +55,8 @@ pub struct Publisher {
     /// Collected, not yet given to the caller.
     ready: Vec<Report>,
     notices: Vec<ClientNotice>,
+    /// What was said, and when.
+    said: HashMap<String, Instant>,
     in_flight: usize,
     state: State,
     late: bool,
@@ -73,6 +81,7 @@ impl Publisher {
             signal,
             ready: Vec::new(),
             notices: Vec::new(),
+            said: HashMap::new(),
             in_flight: 0,
             state: State::Sending,
             late: false,
@@ -191,13 +200,28 @@ impl Publisher {
         self.settings.limit_batch(bytes);
     }
 
-    /// What the client library said about the cluster since the last call, each thing once.
+    /// What the client library says about the cluster, each thing once a minute.
     pub fn client_notices(&mut self) -> Vec<ClientNotice> {
         if let Some(producer) = &self.producer {
             let context = producer.client().context();
             self.notices.append(&mut context.take_notices());
         }
-        std::mem::take(&mut self.notices)
+        let now = Instant::now();
+        let mut notices = std::mem::take(&mut self.notices);
+        notices.retain(|notice| self.is_due(&notice.text, now));
+        notices
+    }
+
+    fn is_due(&mut self, text: &str, now: Instant) -> bool {
+        let known = self.said.get(text);
+        let is_due = known.is_none_or(|said| now - *said >= SAID_AGAIN_AFTER);
+        if is_due {
+            if self.said.len() >= SAID_MAX {
+                self.said.clear();
+            }
+            self.said.insert(text.to_owned(), now);
+        }
+        is_due
     }
 
     /// From the client's statistics; `None` in the first ten seconds.

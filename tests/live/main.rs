@@ -6,10 +6,14 @@
 // The harness has doors that not every test set walks through.
 #![allow(dead_code)]
 
+mod bad_input;
 mod check;
 mod connect;
 mod ddl;
 mod demo;
+mod faults_kafka;
+mod faults_postgres;
+mod faults_relay;
 mod init;
 mod init_surroundings;
 mod kafka;

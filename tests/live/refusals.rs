@@ -13,7 +13,7 @@ use crate::relay::{Ended, Relay, run_to_end};
 use crate::stage::{MINUTE, Stage};
 
 #[track_caller]
-fn says(ended: &Ended, code: i32, words: &[&str]) {
+pub fn says(ended: &Ended, code: i32, words: &[&str]) {
     assert_eq!(ended.code, code, "{}", ended.stderr);
     assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
     for word in words {

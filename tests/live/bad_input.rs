@@ -1,0 +1,120 @@
+//! Bad input, second part: a role with too few rights, a server that is set up for something else,
+//! a slot that was moved, a broker that has no address.
+
+use std::time::Duration;
+
+use crate::kafka::Broker;
+use crate::postgres::{Cluster, Pg, Stop};
+use crate::proc::eventually;
+use crate::refusals::says;
+use crate::relay::Relay;
+use crate::stage::{MINUTE, Stage};
+
+#[test]
+fn a_role_that_may_not_write_the_registry_streams_with_one_warning() {
+    let mut stage = Stage::shared(Pg::V18);
+    let sql = stage.init();
+    stage.user = format!("reader_{}", stage.db.name);
+    sql.run(&format!(
+        "create role {0} login replication;
+         grant usage on schema walrelay to {0};
+         grant select on all tables in schema walrelay to {0};
+         grant select on outbox to {0}",
+        stage.user
+    ));
+    let ins = || {
+        sql.run(
+            "insert into outbox (event_id, aggregate_type, aggregate_id, event_type, payload)
+             values (gen_random_uuid(), 't', 'k', 'e', '{}')",
+        );
+    };
+    for total in [1, 2] {
+        let mut relay = stage.run();
+        ins();
+        assert_eq!(stage.records(total).len(), total);
+        stage.wait_confirmed(MINUTE);
+        relay.stop();
+        let warnings: Vec<_> = relay
+            .lines()
+            .into_iter()
+            .filter(|line| line.level() == "WARN" && line.text("target").starts_with("walrelay"))
+            .collect();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].has("may not write"), "{warnings:?}");
+        assert!(warnings[0].has("remedy"), "{warnings:?}");
+    }
+    sql.run(&format!("drop owned by {0}; drop role {0}", stage.user));
+}
+
+#[test]
+fn a_server_without_logical_wal_is_refused_by_run_too() {
+    let cluster = Cluster::start(Pg::V15);
+    let stage = Stage::on(&cluster, Broker::shared());
+    let sql = stage.init();
+    sql.run(&format!(
+        "select pg_drop_replication_slot('{}')",
+        stage.db.slot()
+    ));
+    drop(sql);
+    cluster.configure(&["wal_level = replica"]);
+    cluster.restart(Stop::Fast);
+    says(&stage.run_to_end(), 3, &["wal_level", "logical"]);
+}
+
+#[test]
+fn a_broker_whose_name_does_not_resolve_is_named_and_waited_for() {
+    let stage = Stage::shared(Pg::V15);
+    let sql = stage.init();
+    sql.run(
+        "insert into outbox (event_id, aggregate_type, aggregate_id, event_type, payload)
+         values (gen_random_uuid(), 't', 'k', 'e', '{}')",
+    );
+    let (url, slot) = (stage.db.url(), stage.db.slot());
+    let mut relay = Relay::start(
+        &[
+            "run",
+            "--database-url",
+            &url,
+            "--slot",
+            &slot,
+            "--brokers",
+            "no-such-host.invalid:9092",
+        ],
+        &[],
+    );
+    relay.wait_for("the name", Duration::from_secs(20), |line| {
+        line.level() != "DEBUG" && line.has("no-such-host.invalid") && line.has("resolve")
+    });
+    relay.assert_alive();
+    relay.stop();
+}
+
+#[test]
+fn a_slot_that_somebody_advanced_after_a_clean_stop_is_a_gap() {
+    let stage = Stage::shared(Pg::V15);
+    let sql = stage.init();
+    let ins = || {
+        sql.run(
+            "insert into outbox (event_id, aggregate_type, aggregate_id, event_type, payload)
+             values (gen_random_uuid(), 't', 'k', 'e', '{}')",
+        );
+    };
+    let mut relay = stage.run();
+    ins();
+    stage.records(1);
+    stage.wait_confirmed(MINUTE);
+    relay.stop();
+    ins();
+    let slot = stage.db.slot();
+    eventually(MINUTE, "the slot is free", || {
+        let free = sql.one(&format!(
+            "select not active from pg_replication_slots where slot_name = '{slot}'"
+        ));
+        (free == "t").then_some(())
+    });
+    sql.run(&format!(
+        "select pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
+    ));
+    says(&stage.run_to_end(), 4, &["confirmed_flush_lsn"]);
+    assert_eq!(stage.broker.count(&stage.topic("t")), 1);
+}

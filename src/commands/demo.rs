@@ -434,3 +434,47 @@ impl Asked {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(verdict: Verdict, is_trimmed: bool) -> Judged {
+        Judged {
+            verdict,
+            takings: Takings::default(),
+            is_trimmed,
+        }
+    }
+
+    #[test]
+    fn a_summary_that_does_not_hold_is_exit_1_and_says_what() {
+        let setting = Setting {
+            postgres: "18.1".to_owned(),
+            dir: "/tmp/x".to_owned(),
+            is_mock: true,
+            bootstrap: "127.0.0.1:1".to_owned(),
+            topic: "t".to_owned(),
+        };
+        let whole = Verdict {
+            written: 2,
+            in_table: 2,
+            delivered: 2,
+            ..Verdict::default()
+        };
+        let holds = judged(whole.clone(), false);
+        assert_eq!(conclude(Style::Plain, &setting, &holds), Ok(()));
+        let short = Verdict {
+            delivered: 1,
+            lost: 1,
+            ..whole
+        };
+        let failure = conclude(Style::Plain, &setting, &judged(short.clone(), false));
+        let failure = failure.expect_err("one is lost");
+        assert_eq!(failure.exit, Exit::Unexpected);
+        assert_eq!(failure.causes[1], "1 written and not delivered");
+        let failure = conclude(Style::Plain, &setting, &judged(short, true));
+        let failure = failure.expect_err("one is lost");
+        assert!(failure.remedy.contains("--rate"), "{failure}");
+    }
+}

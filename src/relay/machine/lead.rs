@@ -62,6 +62,9 @@ impl Machine {
             if let Some(stop) = &led.stop {
                 self.ledger = Ledger::resumed(stop.last, stop.open.clone());
             }
+        }
+        if !(self.has_led && was_ours) {
+            // Whoever led in between may have halted.
             self.halted = led.halted;
         }
         if !(self.has_led && was_ours && is_same_slot) {

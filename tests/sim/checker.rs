@@ -11,9 +11,6 @@ use crate::history::{EventId, Fact, Key, Moment, ProcId, SessionId};
 const HANG: Duration = Duration::from_secs(7);
 /// Draining (5 s), the last status (2 s), and what the network takes.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(9);
-/// The same where the server has to find out for itself that a client is gone.
-const SHUTDOWN_SLOW_MAX: Duration = Duration::from_secs(17);
-
 struct Txn {
     triple: Triple,
     rows: Vec<(EventId, Key)>,
@@ -37,7 +34,8 @@ struct Checker {
     sent: HashMap<SessionId, HashSet<Lsn>>,
     poison: BTreeSet<EventId>,
     stopping_since: Option<Moment>,
-    is_calm: bool,
+    /// The event that stopped the relay: nothing behind it may be published before it.
+    halted: Option<EventId>,
     pub duplicates: usize,
 }
 
@@ -64,6 +62,7 @@ impl Checker {
             Fact::Restored { kept } => {
                 self.wal.truncate(*kept);
                 self.checked = self.checked.min(*kept);
+                self.halted = None;
                 self.excuse = Some("another history");
             }
             Fact::Appended { event, .. } => return self.appended(*event),
@@ -104,29 +103,36 @@ impl Checker {
             } => return self.status(*session, *flush, *write),
             Fact::Stopping { .. } => self.stopping_since = Some(at),
             Fact::Down => {
-                let took = self
-                    .stopping_since
-                    .take()
-                    .map_or(Duration::ZERO, |s| at - s);
-                let most = if self.was_paused {
-                    SHUTDOWN_SLOW_MAX
-                } else {
-                    SHUTDOWN_MAX
-                };
-                if took > SHUTDOWN_SLOW_MAX || took > most {
+                let since = self.stopping_since.take();
+                let took = since.map_or(Duration::ZERO, |since| at - since);
+                // A client that does not run is noticed when it has been silent for long enough.
+                if took > SHUTDOWN_MAX && !self.was_paused {
                     return Err(format!("the server's shutdown was held up for {took:?}"));
                 }
             }
             Fact::PoisonMade { event } => {
                 self.poison.insert(*event);
             }
-            Fact::Calm => self.is_calm = true,
+            Fact::HaltStored { event } => {
+                let is_known = self
+                    .wal
+                    .iter()
+                    .any(|t| t.rows.iter().any(|r| r.0 == *event));
+                self.halted = Some(*event).filter(|_| is_known);
+            }
+            Fact::HaltCleared => self.halted = None,
+            Fact::TimedOut { proc } => {
+                if !self.was_paused {
+                    return Err(format!("p{proc} was silent for too long"));
+                }
+            }
             Fact::End { confirmed, wal_end } => return self.end(*confirmed, *wal_end),
             Fact::Started { .. }
             | Fact::SessionOpened { .. }
             | Fact::SlotBack { .. }
             | Fact::Up
             | Fact::Mended { .. }
+            | Fact::Calm
             | Fact::Note(_) => {}
         }
         Ok(())
@@ -137,8 +143,11 @@ impl Checker {
         let appends = self.appends;
         let count = self.appended.entry(event).or_insert((0, appends));
         count.0 += 1;
+        if self.halted == Some(event) {
+            self.halted = None;
+        }
         if count.0 == 1 {
-            return Ok(());
+            return self.is_not_behind_halted(event);
         }
         self.duplicates += 1;
         let allowed = self.said_failed.get(&event).copied().unwrap_or_default();
@@ -146,6 +155,30 @@ impl Checker {
             return Err(format!("{event} is a duplicate without an excuse"));
         }
         Ok(())
+    }
+
+    fn is_not_behind_halted(&self, event: EventId) -> Result<(), String> {
+        let Some(halted) = self.halted else {
+            return Ok(());
+        };
+        let place = |of: EventId| {
+            let places = self.wal.iter().enumerate();
+            places
+                .flat_map(|(i, txn)| {
+                    txn.rows
+                        .iter()
+                        .enumerate()
+                        .map(move |(j, row)| (i, j, row.0))
+                })
+                .find(|(_, _, found)| *found == of)
+                .map(|(i, j, _)| (i, j))
+        };
+        match (place(event), place(halted)) {
+            (Some(event_at), Some(halted_at)) if event_at > halted_at => Err(format!(
+                "{event} is published while the relay is halted at {halted} before it"
+            )),
+            _ => Ok(()),
+        }
     }
 
     fn exited(&mut self, proc: ProcId, ok: bool, halted: bool, text: &str) -> Result<(), String> {

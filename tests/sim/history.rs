@@ -80,6 +80,15 @@ pub enum Fact {
         proc: ProcId,
         complete: bool,
     },
+    /// This event stopped the relay, and the registry says so.
+    HaltStored {
+        event: EventId,
+    },
+    HaltCleared,
+    /// The server gave up on a silent client.
+    TimedOut {
+        proc: ProcId,
+    },
     LeaderChanged {
         from: Option<ProcId>,
         to: ProcId,

@@ -8,6 +8,7 @@ mod broker;
 mod checker;
 mod frames;
 mod history;
+mod ledger_model;
 mod postgres;
 mod process;
 mod rng;
@@ -25,6 +26,34 @@ const SEEDS_MIN: u64 = 200;
 const BUDGET_DEFAULT: u64 = 10;
 /// Facts that are printed of a life that went wrong.
 const FACTS_MAX: usize = 160;
+
+/// What has to come about in `SEEDS_MIN` lives, or they show nothing.
+const REACHED: [&str; 24] = [
+    "a batch was refused",
+    "a clock was ahead",
+    "a complete stop",
+    "a copy was restored",
+    "a foreign table's row",
+    "a halted event passed",
+    "a held event was released",
+    "a late append",
+    "a leader was away",
+    "a stored stop was erased",
+    "a topic was absent",
+    "a topic went away under its events",
+    "an incomplete stop",
+    "another history",
+    "closed because Kafka stalled",
+    "cut inside a transaction",
+    "halted by poison",
+    "keepalive inside a transaction",
+    "killed",
+    "neighbours share an LSN",
+    "re-sent from below W",
+    "reconnected with events on their way",
+    "the slot went backwards",
+    "worked but said failed",
+];
 
 struct Broken {
     what: String,
@@ -141,6 +170,9 @@ fn promises_hold_in_every_life() {
         eprintln_line(&format!("{count:>9} {what}"));
     }
     eprintln_line(&format!("{lives} lives from seed {first}"));
+    for what in REACHED {
+        assert!(reached.contains_key(what), "never came about: {what}");
+    }
 }
 
 /// Shown with `--nocapture`, and when the test fails.

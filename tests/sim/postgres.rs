@@ -128,6 +128,8 @@ pub struct Postgres {
     pub sides: BTreeMap<SideId, Side>,
     pub active: Option<SessionId>,
     pub lock: Option<SideId>,
+    /// The highest position that each process has reported in this life of the log.
+    reported: BTreeMap<ProcId, Lsn>,
     next_id: u32,
     next_event: u64,
 }
@@ -157,6 +159,7 @@ impl Postgres {
             sides: BTreeMap::new(),
             active: None,
             lock: None,
+            reported: BTreeMap::new(),
             next_id: 100,
             next_event: 1,
         }
@@ -467,6 +470,10 @@ impl Postgres {
             }
             Body::Rows(_) | Body::Foreign | Body::Truncate => {
                 session.cursor = (index + 1, 0);
+                let reported = self.reported.get(&session.proc).copied();
+                if reported.is_some_and(|reported| txn.end_lsn < reported) {
+                    ctx.reach("re-sent from below W");
+                }
                 session.wal_end = txn.end_lsn;
                 let fact = Fact::Sent {
                     session: id,
@@ -519,7 +526,9 @@ impl Postgres {
         let silent = ctx.now.saturating_sub(session.last_word);
         if silent >= WAL_SENDER_TIMEOUT {
             session.is_over = true;
+            let proc = session.proc;
             ctx.reach("wal_sender_timeout");
+            ctx.fact(Fact::TimedOut { proc });
             self.say(id, Frame::Eof, ctx);
             self.ended(id, ctx);
             return;
@@ -546,6 +555,8 @@ impl Postgres {
         if status.flush > self.confirmed {
             self.confirmed = status.flush;
         }
+        let reported = self.reported.entry(session.proc).or_default();
+        *reported = status.flush.max(*reported);
         ctx.fact(Fact::Status {
             session: id,
             flush: status.flush,
@@ -666,6 +677,7 @@ impl Postgres {
             self.copies.truncate(index + 1);
             self.data = self.copies[index].clone();
             self.confirmed = self.data.saved_flush;
+            self.reported.clear();
             let is_outbox = |t: &&Txn| matches!(t.body, Body::Rows(_));
             let kept = self.data.wal.iter().filter(is_outbox).count();
             ctx.fact(Fact::Restored { kept });

@@ -14,7 +14,7 @@ use walrelay::relay::orders::{
 
 use crate::broker::{Broker, Publisher, Sending};
 use crate::frames;
-use crate::history::{Ctx, Fact, Moment, ProcId, SessionId};
+use crate::history::{Ctx, EventId, Fact, Moment, ProcId, SessionId};
 use crate::postgres::{Frame, Postgres, Running, SideId};
 use crate::world::Event;
 
@@ -92,7 +92,11 @@ pub enum Done {
     NotWritten,
 }
 
+const ROW_BYTES_MAX: usize = 1_200;
+
 pub struct Process {
+    /// Events in flight, bytes, span.
+    limits: (usize, usize, usize),
     pub id: ProcId,
     pub instance: usize,
     machine: Machine,
@@ -122,7 +126,13 @@ pub struct Process {
 impl Process {
     pub fn start(id: ProcId, instance: usize, settings: Settings, env: &mut Env) -> Self {
         let now = env.ctx.now;
+        let limits = (
+            settings.in_flight_events_max,
+            settings.in_flight_bytes_max,
+            settings.span_events_max,
+        );
         let mut process = Process {
+            limits,
             id,
             instance,
             machine: Machine::new(settings, now),
@@ -178,6 +188,7 @@ impl Process {
         self.machine.advance(now);
         self.obey(env);
         let _ = self.machine.take_deliveries();
+        self.check_bounds();
         if self.exit.is_some() {
             return;
         }
@@ -192,6 +203,17 @@ impl Process {
                 .max(now + Duration::from_micros(50));
             self.turn_soon(at - now, env);
         }
+    }
+
+    /// Memory is bounded, whatever happens: one row more than the limits at most.
+    fn check_bounds(&self) {
+        let standing = self.machine.standing();
+        let load = standing.load;
+        assert!(load.in_flight_events <= self.limits.0, "{standing:?}");
+        let bytes = load.in_flight_bytes + load.held_bytes;
+        assert!(bytes <= self.limits.1 + ROW_BYTES_MAX, "{standing:?}");
+        assert!(standing.span <= self.limits.2, "{standing:?}");
+        assert!(standing.span >= load.in_flight_events + load.held_events);
     }
 
     fn has_arrived(&self, env: &Env) -> bool {
@@ -604,6 +626,7 @@ impl Process {
             Step::ClearHalted { link } => {
                 self.write(job, link, Done::Cleared, env, |env| {
                     env.pg.registry().halted = None;
+                    env.ctx.fact(Fact::HaltCleared);
                 });
             }
             Step::Store { link, stop, halted } => {
@@ -617,8 +640,10 @@ impl Process {
                         complete: stop.complete,
                     });
                     env.pg.registry().stop = Some(stop);
-                    if halted.is_some() {
-                        env.pg.registry().halted = halted;
+                    if let Some(halted) = halted {
+                        let event = EventId(halted.event_id[1..].parse().expect("ours"));
+                        env.ctx.fact(Fact::HaltStored { event });
+                        env.pg.registry().halted = Some(halted);
                     }
                 });
             }

@@ -60,7 +60,6 @@ enum Fault {
     Outage,
     DeleteTopic,
     Poison,
-    TwoStreams,
 }
 
 /// Faults that excuse no duplicate.
@@ -75,7 +74,7 @@ const GENTLE: [Fault; 9] = [
     Fault::Poison,
     Fault::Copy,
 ];
-const ROUGH: [Fault; 8] = [
+const ROUGH: [Fault; 7] = [
     Fault::Kill,
     Fault::Pause,
     Fault::EndSide,
@@ -83,7 +82,6 @@ const ROUGH: [Fault; 8] = [
     Fault::Restore,
     Fault::Terminate,
     Fault::Terminate,
-    Fault::TwoStreams,
 ];
 
 pub struct World {
@@ -136,13 +134,14 @@ impl World {
                 faults.push(fault);
             }
         }
-        for fault in ROUGH {
-            if is_rough && ctx.rng.permille(400) {
-                faults.push(fault);
-            }
+        if is_rough && ctx.rng.permille(500) {
+            // One alone: two of them excuse each other.
+            faults.push(*ctx.rng.pick(&ROUGH));
+        } else if is_rough {
+            faults.extend(ROUGH.iter().filter(|_| ctx.rng.permille(400)));
         }
         if faults.contains(&Fault::Restore) {
-            faults.push(Fault::Copy);
+            faults.extend([Fault::Copy, Fault::CutStream]);
         }
         let mut rates = Rates::default();
         if ctx.rng.permille(300) {
@@ -167,7 +166,8 @@ impl World {
         broker.rates = rates;
         for name in TOPICS {
             if ctx.rng.permille(800) {
-                broker.make_topic(name, 3, None);
+                let is_small = ctx.rng.permille(100);
+                broker.make_topic(name, 3, is_small.then_some(400_000));
             }
         }
         World {
@@ -422,7 +422,7 @@ impl World {
                     process.turn_soon(Duration::ZERO, &mut self.env);
                 }
             }
-            Fault::CutStream | Fault::TwoStreams => {
+            Fault::CutStream => {
                 if let Some(id) = self.env.pg.active
                     && !self.env.pg.is_over(id)
                 {

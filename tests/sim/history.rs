@@ -35,6 +35,10 @@ pub type ProcId = u32;
 pub type SessionId = u32;
 
 #[derive(Clone, Debug)]
+#[expect(
+    dead_code,
+    reason = "what the checker does not need is told with the story"
+)]
 pub enum Fact {
     /// A transaction of the outbox. Empty ones are not facts.
     Committed {

@@ -7,6 +7,7 @@
 mod broker;
 mod checker;
 mod frames;
+mod golden;
 mod history;
 mod ledger_model;
 mod postgres;

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use walrelay::lsn::{Lsn, PgTimestamp, Triple};
+use walrelay::lsn::{Lsn, Triple};
 use walrelay::relay::orders::{Halted, Stop};
 use walrelay::wire::replication::StatusUpdate;
 

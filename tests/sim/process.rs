@@ -42,7 +42,6 @@ pub enum Step {
         opened: Opened,
     },
     OpenStart {
-        link: SideId,
         opened: Opened,
     },
     Finish {
@@ -602,10 +601,10 @@ impl Process {
                     self.open_failed(job, "the slot is held", env);
                 } else {
                     opened.confirmed_flush = env.pg.confirmed();
-                    self.go_on(job, Step::OpenStart { link, opened }, env);
+                    self.go_on(job, Step::OpenStart { opened }, env);
                 }
             }
-            Step::OpenStart { link: _, opened } => match env.pg.start(self.id, &mut env.ctx) {
+            Step::OpenStart { opened } => match env.pg.start(self.id, &mut env.ctx) {
                 Some(session) => {
                     self.answer(job, Done::Opened(Ok((session, opened))), env);
                 }

@@ -139,6 +139,103 @@ fn a_stop_inside_of_a_huge_transaction_remembers_where() {
     check(&stage.broker.read_all(&stage.topic("t")), &committed).assert_exactly_once();
 }
 
+/// Postgres 15 re-sends events far below what was confirmed, also to a relay that was not there.
+fn a_restart_between_stop_and_start_repeats_nothing(pg: Pg) {
+    let cluster = Cluster::start(pg);
+    let stage = Stage::on(&cluster, Broker::shared());
+    stage.init();
+    let mut total = 0;
+    for end in [Stop::Fast, Stop::Immediate] {
+        let mut relay = stage.run();
+        let sql = stage.db.connect();
+        for _ in 0..20 {
+            total += 1;
+            ins(&sql, &[format!("event {total}")]);
+            stage.wait_count("t", total, MINUTE);
+        }
+        relay.stop();
+        drop(sql);
+        cluster.restart(end);
+    }
+    let mut relay = stage.run();
+    ins(&stage.db.connect(), &["last".to_owned()]);
+    stage.wait_count("t", total + 1, MINUTE);
+    stage.wait_confirmed(MINUTE);
+    relay.stop();
+    assert_eq!(stage.broker.count(&stage.topic("t")), total + 1);
+}
+
+#[test]
+fn a_restart_of_postgres_15_between_stop_and_start_repeats_nothing() {
+    a_restart_between_stop_and_start_repeats_nothing(Pg::V15);
+}
+
+#[test]
+fn a_restart_of_postgres_18_between_stop_and_start_repeats_nothing() {
+    a_restart_between_stop_and_start_repeats_nothing(Pg::V18);
+}
+
+#[test]
+fn sessions_that_are_terminated_under_load_repeat_nothing() {
+    let stage = Stage::shared(Pg::V15);
+    let sql = stage.init();
+    let mut relay = stage.run();
+    let load = Load::start(&stage.db, &Plan::new(4, Shape::Mixed).a_second(400));
+    // The walsender, the side session that holds the lock, and both at once.
+    for kinds in [
+        "'walsender'",
+        "'client backend'",
+        "'walsender', 'client backend'",
+    ] {
+        more(&load, 200);
+        stage.wait_count("t", load.committed(), MINUTE);
+        let ended = sql.one(&format!(
+            "select count(pg_terminate_backend(pid)) from pg_stat_activity
+             where datname = current_database() and application_name like 'walrelay%'
+               and backend_type in ({kinds})"
+        ));
+        assert_ne!(ended, "0", "nobody to terminate among {kinds}");
+        more(&load, 200);
+        stage.wait_count("t", load.committed(), MINUTE);
+        relay.assert_alive();
+    }
+    ends_exactly_once(&stage, load, &mut relay);
+}
+
+#[test]
+fn events_of_an_absent_topic_survive_a_restart_of_postgres() {
+    let cluster = Cluster::start(Pg::V15);
+    let stage = Stage::on(&cluster, Broker::shared());
+    let sql = stage.init();
+    let mut relay = stage.run();
+    let late = |sql: &Sql, n: usize| {
+        sql.run(&format!(
+            "insert into outbox (event_id, aggregate_type, aggregate_id, event_type, payload)
+             values (gen_random_uuid(), 'late', 'k', 'e', '{n}')"
+        ));
+    };
+    late(&sql, 1);
+    ins(&sql, &names("other", 20));
+    stage.wait_count("t", 20, MINUTE);
+    relay.wait_for_text(&stage.topic("late"), MINUTE);
+    drop(sql);
+    cluster.restart(Stop::Fast);
+    let sql = stage.db.connect();
+    late(&sql, 2);
+    ins(&sql, &names("another", 20));
+    stage.wait_count("t", 40, MINUTE);
+    cluster.kill9();
+    cluster.up();
+    stage.broker.create_topic(&stage.topic("late"), 3);
+    stage.wait_count("late", 2, MINUTE);
+    stage.wait_confirmed(MINUTE);
+    relay.stop();
+    let late = stage.broker.read_all(&stage.topic("late"));
+    let values: Vec<String> = late.iter().map(Rec::value_text).collect();
+    assert_eq!(values, ["1", "2"]);
+    assert_eq!(stage.broker.count(&stage.topic("t")), 40);
+}
+
 /// Events of one key, whose payload is their name.
 fn ins(sql: &Sql, names: &[String]) {
     for name in names {

@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 use crate::check::check;
-use crate::faults_postgres::more;
+use crate::faults_postgres::{ends_exactly_once, more};
 use crate::kafka::Broker;
 use crate::load::{Load, Plan, Shape};
-use crate::postgres::{Cluster, Pg};
+use crate::postgres::{Cluster, Pg, Stop};
 use crate::proc::eventually;
 use crate::relay::{Relay, run_to_end};
 use crate::stage::{MINUTE, Stage};
@@ -136,6 +138,78 @@ fn a_leader_that_wakes_from_a_hang_adds_late_copies_and_nothing_else() {
     );
     let bound = WAL_SENDER_TIMEOUT + Duration::from_secs(5);
     assert!(taken_over <= bound, "taken over after {taken_over:?}");
+}
+
+#[test]
+fn a_restarted_postgres_is_left_to_the_leader_that_it_had() {
+    let cluster = Cluster::start(Pg::V15);
+    let stage = Stage::on(&cluster, Broker::shared());
+    stage.init();
+    let mut leader = stage.run();
+    leading(&mut leader, MINUTE);
+    let mut standby = stage.run();
+    standing_by(&mut standby);
+    let load = Load::start(&stage.db, &Plan::new(4, Shape::Mixed).a_second(400));
+    for end in [Stop::Fast, Stop::Immediate, Stop::Fast] {
+        more(&load, 300);
+        cluster.restart(end);
+        more(&load, 100);
+        stage.wait_count("t", load.committed(), MINUTE);
+    }
+    leader.assert_alive();
+    standby.assert_alive();
+    assert!(!has_said(&standby, "leading"), "the standby knows less");
+    ends_exactly_once(&stage, load, &mut leader);
+    standby.stop();
+}
+
+/// SIGTERM; the exit code within so much time.
+fn stops_within(relay: &mut Relay, bound: Duration) {
+    relay.signal(Signal::TERM);
+    assert_eq!(relay.wait_exit(bound), 0, "{}", relay.said());
+}
+
+#[test]
+fn sigterm_ends_in_time_whoever_is_away() {
+    let cluster = Cluster::start(Pg::V15);
+    let broker = Broker::start();
+    let mut stage = Stage::on(&cluster, &broker);
+    stage.run_args = vec!["--shutdown-timeout".to_owned(), "3s".to_owned()];
+    stage.init();
+    let bound = Duration::from_secs(12);
+
+    // Kafka hangs: what is on its way cannot be delivered.
+    let mut relay = stage.run();
+    let load = Load::start(&stage.db, &Plan::new(2, Shape::Single).a_second(200));
+    stage.wait_count("t", 200, MINUTE);
+    broker.freeze();
+    more(&load, 200);
+    stops_within(&mut relay, bound);
+    broker.thaw();
+
+    // Postgres is away.
+    let mut relay = stage.run();
+    more(&load, 200);
+    stage.wait_count("t", load.committed(), MINUTE);
+    cluster.stop(Stop::Fast);
+    relay.wait_for_text("no longer leading", MINUTE);
+    stops_within(&mut relay, bound);
+
+    // Both are, from the start.
+    broker.kill9();
+    let mut relay = stage.run();
+    relay.wait_for_text("waiting for the database", MINUTE);
+    stops_within(&mut relay, bound);
+    cluster.up();
+    broker.up();
+
+    let mut relay = stage.run();
+    more(&load, 200);
+    let committed = load.stop();
+    stage.wait_count("t", committed.len(), MINUTE);
+    stage.wait_confirmed(MINUTE);
+    relay.stop();
+    check(&broker.read_all(&stage.topic("t")), &committed).assert_complete_and_ordered();
 }
 
 #[test]

@@ -58,10 +58,10 @@ impl Machine {
             // Somebody else may have led in between: what we know may be what he has sent.
             self.rebuild(Purge::Everything, true);
         }
-        if !self.has_led {
-            if let Some(stop) = &led.stop {
-                self.ledger = Ledger::resumed(stop.last, stop.open.clone());
-            }
+        if !self.has_led
+            && let Some(stop) = &led.stop
+        {
+            self.ledger = Ledger::resumed(stop.last, stop.open.clone());
         }
         if !(self.has_led && was_ours) {
             // Whoever led in between may have halted.

@@ -90,7 +90,7 @@ pub struct InitCli {
     #[arg(long, value_enum, value_name = "CHOICE")]
     pub existing: Option<ExistingCli>,
     /// How long to wait for other transactions [default: 10s]
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub lock_timeout: Option<String>,
     /// Report as JSON
     #[arg(long)]
@@ -143,13 +143,13 @@ pub struct RunCli {
     #[arg(long, value_name = "ADDRESS")]
     pub http: Option<String>,
     /// Close the replication connection when Kafka is silent for longer [default: 20s]
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub stall_timeout: Option<String>,
     /// How long SIGTERM waits for deliveries [default: 30s]
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub shutdown_timeout: Option<String>,
     /// Bound on what is given to Kafka and not yet delivered, 1MiB to 64MiB [default: 64MiB]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub in_flight_bytes: Option<String>,
     #[command(flatten)]
     pub common: CommonCli,

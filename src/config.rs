@@ -244,6 +244,12 @@ fn run(layers: &Layers, around: &Surroundings, args: cli::RunCli) -> Result<RunC
             "give the mapping another header name",
         ));
     }
+    if let Some((name, _)) = headers.iter().find(|(_, column)| column.is_empty()) {
+        return Err(Failure::usage(
+            format!("header {name} is mapped to no column"),
+            format!("write the column's name behind it: {name}=COLUMN"),
+        ));
+    }
     let Some(brokers) = layers.get("brokers", args.brokers)? else {
         return Err(Failure::usage(
             "no brokers: run does not know where Kafka is",

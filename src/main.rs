@@ -18,6 +18,11 @@ fn main() -> ExitCode {
         // --help and --version come this way too, with exit code 0.
         Err(error) => {
             let _ = error.print();
+            if error.use_stderr() {
+                telemetry::say(
+                    "remedy: correct the command line; walrelay COMMAND --help lists its flags",
+                );
+            }
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(Exit::Usage as u8));
         }
     };

@@ -1,7 +1,7 @@
 //! The three places that a setting comes from, in order: flag, environment, file.
 
 use std::collections::HashMap;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
 use crate::error::Failure;
@@ -47,6 +47,8 @@ const KEYS: [&str; 19] = [
     "topic",
     "topic_grace",
 ];
+/// No configuration is larger.
+const FILE_BYTES_MAX: u64 = 1 << 20;
 const TABLES: [&str; 2] = ["headers", "kafka"];
 
 pub(super) struct Layers<'a> {
@@ -126,7 +128,7 @@ impl<'a> Layers<'a> {
         let file = match path {
             None => None,
             Some(path) => {
-                let text = std::fs::read_to_string(&path).map_err(|error| {
+                let text = read_bounded(&path).map_err(|error| {
                     Failure::usage(
                         format!("--config: cannot read {}: {error}", path.display()),
                         "name a TOML file that this user can read",
@@ -246,6 +248,17 @@ fn lay_over<'l>(
     Ok(())
 }
 
+/// A file of settings, not whatever the path happens to lead to.
+fn read_bounded(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    let file = std::fs::File::open(path)?;
+    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(std::io::Error::other("it is larger than 1 MiB"));
+    }
+    Ok(text)
+}
+
 fn put(pairs: &mut Vec<(String, String)>, name: &str, value: &str) {
     match pairs.iter_mut().find(|(known, _)| known == name) {
         Some(pair) => value.clone_into(&mut pair.1),
@@ -296,8 +309,12 @@ impl File {
             self.tables.insert(key, pairs);
             return Ok(());
         }
-        let text = scalar(value)
-            .ok_or_else(|| self.mistyped(key, value, "text", &format!("write {key} = \"…\"")))?;
+        let text = match value {
+            toml::Value::String(text) => text.clone(),
+            // A bare number of partitions is as good as one in quotes.
+            toml::Value::Integer(number) if key == "create_topics" => number.to_string(),
+            _ => return Err(self.mistyped(key, value, "text", &format!("write {key} = \"…\""))),
+        };
         self.settings.insert(key, text);
         Ok(())
     }

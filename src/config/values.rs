@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::layers::Given;
 use super::{CreateTopics, TableName};
 use crate::error::Failure;
+use crate::relay::route::Template;
 
 /// `NAMEDATALEN - 1`: Postgres would cut a longer name off, silently.
 const NAME_BYTES_MAX: usize = 63;
@@ -38,7 +39,7 @@ pub(super) fn size(given: &Given, min: usize, max: usize) -> Result<usize, Failu
         "" => {
             return Err(given.wrong(
                 "has no unit",
-                &format!("write {text}MiB, or {text}B for bytes"),
+                "write the unit with it: 16MiB, or 16777216B for bytes",
             ));
         }
         "b" => 1,
@@ -88,20 +89,14 @@ pub(super) fn create_topics(given: &Given) -> Result<Option<CreateTopics>, Failu
 
 /// Braces must match; which columns there are is known only when the table has been seen.
 pub(super) fn topic(given: &Given) -> Result<String, Failure> {
-    let mut rest = given.value.as_str();
-    while let Some(at) = rest.find(['{', '}']) {
-        let column = rest[at..]
-            .strip_prefix('{')
-            .and_then(|rest| rest.split_once('}'));
-        match column {
-            Some((column, after)) if !column.is_empty() && !column.contains('{') => rest = after,
-            _ => {
-                return Err(given.wrong(
-                    "has a brace without its partner, or no column between them",
-                    "write a column's name in braces: outbox.event.{aggregate_type}",
-                ));
-            }
-        }
+    let remedy = "write a template over columns: outbox.event.{aggregate_type}";
+    let template =
+        Template::parse(&given.value).map_err(|error| given.wrong(&error.to_string(), remedy))?;
+    if template.columns().next().is_none() {
+        // Without columns every event has the same topic: better known now than at the first one.
+        template
+            .render(std::iter::empty(), &mut String::new())
+            .map_err(|error| given.wrong(&error.to_string(), remedy))?;
     }
     Ok(given.value.clone())
 }

@@ -103,23 +103,51 @@ pub enum Notice {
     Standby(String),
     LeadLost(String),
     NoDatabase(String),
-    Streaming { from: Lsn, again: usize },
+    Streaming {
+        from: Lsn,
+        again: usize,
+    },
     StreamEnded(String),
-    KafkaStalled { silent: Duration },
+    KafkaStalled {
+        silent: Duration,
+    },
     KafkaAnswers,
-    ProducerRebuilt { cause: String, remedy: String },
+    ProducerRebuilt {
+        cause: String,
+        remedy: String,
+    },
     OtherHistory(String),
     TopicAbsent(String),
-    TopicUnanswered { topic: String, why: String },
-    TopicPresent { topic: String, partitions: i32 },
-    Blocked { topics: Vec<String> },
-    ForgedHeader { event_id: String },
-    ForeignTable { oid: u32 },
+    TopicUnanswered {
+        topic: String,
+        why: String,
+    },
+    TopicPresent {
+        topic: String,
+        partitions: i32,
+    },
+    Blocked {
+        topics: Vec<String>,
+    },
+    ForgedHeader {
+        event_id: String,
+    },
+    ForeignTable {
+        oid: u32,
+    },
     ClockSkew,
     BatchTooLarge,
     WasAway(Duration),
-    Draining { why: String, deadline: Duration },
-    Stopped { flush: Lsn, complete: bool },
+    Draining {
+        why: String,
+        deadline: Duration,
+    },
+    /// The relay will end with this.
+    Failing(String),
+    Stopped {
+        flush: Lsn,
+        complete: bool,
+    },
     HaltedEventPassed(String),
 }
 
@@ -155,9 +183,10 @@ impl Notice {
             | Notice::ClockSkew
             | Notice::BatchTooLarge
             | Notice::WasAway(_) => Severity::Warning,
-            Notice::OtherHistory(_) | Notice::TopicAbsent(_) | Notice::Blocked { .. } => {
-                Severity::Error
-            }
+            Notice::OtherHistory(_)
+            | Notice::Failing(_)
+            | Notice::TopicAbsent(_)
+            | Notice::Blocked { .. } => Severity::Error,
         }
     }
 }
@@ -230,6 +259,7 @@ impl fmt::Display for Notice {
                     "{why}: intake is shut, draining for at most {deadline:.0?}"
                 )
             }
+            Notice::Failing(why) => write!(f, "stopping: {why}"),
             Notice::Stopped {
                 flush,
                 complete: true,

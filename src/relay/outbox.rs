@@ -258,8 +258,46 @@ fn from_hex(text: &[u8]) -> Result<Vec<u8>, BadRow> {
 /// Adds the members of a JSON object as headers: a string as its text, null as null, everything
 /// else as Postgres printed it. Returns how many forged names were dropped.
 fn read_headers<'a>(json: &'a [u8], headers: &mut Vec<Header<'a>>) -> Result<usize, BadRow> {
+    let Ok(text) = std::str::from_utf8(json) else {
+        return read_byte_headers(json, headers);
+    };
+    read_text_headers(text, headers)
+}
+
+/// A SQL_ASCII database holds whatever bytes a client wrote. They are read as if each were a
+/// character, and written as bytes again: what is not ASCII passes as it is.
+fn read_byte_headers(json: &[u8], headers: &mut Vec<Header<'_>>) -> Result<usize, BadRow> {
+    let text: String = json.iter().map(|byte| char::from(*byte)).collect();
+    let mut found = Vec::new();
+    let forged = read_text_headers(&text, &mut found)?;
+    for header in found {
+        if !header.name.is_ascii() {
+            let column = Part::Headers;
+            return Err(bad(format!("column {column} has a name that is not UTF-8")));
+        }
+        headers.push(Header {
+            name: Cow::Owned(header.name.into_owned()),
+            value: header.value.map(|value| Cow::Owned(bytes_again(&value))),
+        });
+    }
+    Ok(forged)
+}
+
+/// The inverse of reading each byte as a character. (A `\u` escape beyond them stays UTF-8.)
+fn bytes_again(value: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(value.len());
+    for c in String::from_utf8_lossy(value).chars() {
+        match u8::try_from(u32::from(c)) {
+            Ok(byte) => bytes.push(byte),
+            Err(_) => bytes.extend(c.encode_utf8(&mut [0; 4]).bytes()),
+        }
+    }
+    bytes
+}
+
+fn read_text_headers<'a>(json: &'a str, headers: &mut Vec<Header<'a>>) -> Result<usize, BadRow> {
     let column = Part::Headers;
-    let members: Members<'a> = serde_json::from_slice(json)
+    let members: Members<'a> = serde_json::from_str(json)
         .map_err(|_| bad(format!("column {column} is not a JSON object")))?;
     let mut forged = 0;
     for (name, raw) in members.0 {
@@ -375,6 +413,17 @@ mod tests {
             assert!(error.reason.contains("headers"), "{error}");
             assert!(error.reason.contains("not a JSON object"), "{error}");
         }
+    }
+
+    #[test]
+    fn bytes_of_no_encoding_pass_as_they_are() {
+        let mut found = Vec::new();
+        let forged = read_headers(
+            b"{\"a\": \"x\xff\xe9\", \"event_id\": \"\xe9\"}",
+            &mut found,
+        );
+        assert_eq!(forged, Ok(1));
+        assert_eq!(found[0].value.as_deref(), Some(&b"x\xff\xe9"[..]));
     }
 
     #[test]

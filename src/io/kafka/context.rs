@@ -125,7 +125,9 @@ impl ClientContext for Inbox {
         };
         // A lost connection comes as a notice too, and the service words it with a remedy.
         // And that gapless guarantees are experimental is no news to an operator, who cannot choose.
-        let is_known = facility == "CONFWARN" && line.contains("enable.gapless.guarantee");
+        // Nor is a broker that needs a moment for the producer's id: it is asked again.
+        let is_known = facility == "GETPID"
+            || facility == "CONFWARN" && line.contains("enable.gapless.guarantee");
         if !loud || is_known || matches!(facility, "FAIL" | "ERROR") {
             debug!(target: "librdkafka", facility, "{line}");
         } else if let Some(left_out) = self.log_slot() {

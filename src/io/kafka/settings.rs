@@ -266,7 +266,8 @@ fn check_value(name: &str, value: &str) -> Result<(), Failure> {
         ));
     }
     let words = match error {
-        KafkaError::ClientConfig(_, words, _, _) if !is_secret(name) => words,
+        // The library ends some of its sentences with a newline.
+        KafkaError::ClientConfig(_, words, _, _) if !is_secret(name) => words.trim().to_owned(),
         _ => "its value is not valid".to_owned(),
     };
     Err(Failure::usage(

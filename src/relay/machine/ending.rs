@@ -26,9 +26,12 @@ impl Machine {
     }
 
     pub(super) fn end(&mut self, why: Why, text: String, deadline: Duration, now: Moment) {
-        self.say(Notice::Draining {
-            why: text,
-            deadline,
+        self.say(match why {
+            Why::Failed(..) => Notice::Failing(text),
+            Why::Asked | Why::ServerStops => Notice::Draining {
+                why: text,
+                deadline,
+            },
         });
         let commit_by = match why {
             Why::Asked | Why::ServerStops => Some(now + deadline.min(COMMIT_WAIT)),

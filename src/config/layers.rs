@@ -47,6 +47,15 @@ const KEYS: [&str; 19] = [
     "topic",
     "topic_grace",
 ];
+/// Settings that are names: a bare number there is a slip.
+const NAMES: [&str; 6] = [
+    "brokers",
+    "database_url",
+    "publication",
+    "slot",
+    "table",
+    "topic",
+];
 /// No configuration is larger.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 const TABLES: [&str; 2] = ["headers", "kafka"];
@@ -311,8 +320,8 @@ impl File {
         }
         let text = match value {
             toml::Value::String(text) => text.clone(),
-            // A bare number of partitions is as good as one in quotes.
-            toml::Value::Integer(number) if key == "create_topics" => number.to_string(),
+            // A number, where one is (a count) or where the missing unit is the better complaint.
+            toml::Value::Integer(number) if !NAMES.contains(&key) => number.to_string(),
             _ => return Err(self.mistyped(key, value, "text", &format!("write {key} = \"…\""))),
         };
         self.settings.insert(key, text);

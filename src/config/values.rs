@@ -37,10 +37,9 @@ pub(super) fn size(given: &Given, min: usize, max: usize) -> Result<usize, Failu
     let unit = text[digits.len()..].trim();
     let factor: usize = match unit.to_ascii_lowercase().as_str() {
         "" => {
-            return Err(given.wrong(
-                "has no unit",
-                "write the unit with it: 16MiB, or 16777216B for bytes",
-            ));
+            // Whoever wrote a large number meant bytes.
+            let unit = if digits.len() > 3 { "B" } else { "MiB" };
+            return Err(given.wrong("has no unit", &format!("write {text}{unit}")));
         }
         "b" => 1,
         "kb" => 1_000,

@@ -309,6 +309,12 @@ impl Broker {
         self.respond(id, ctx);
     }
 
+    /// Whose batch this is.
+    pub fn owner(&self, id: FlightId) -> Option<ProcId> {
+        let flight = self.flights.get(&id)?;
+        (!flight.is_orphan).then_some(flight.proc)
+    }
+
     fn is_refused(&self, id: FlightId) -> bool {
         let msgs = &self.flights[&id].msgs;
         msgs.iter().any(|m| self.refused_with(m).is_some())

@@ -36,6 +36,8 @@ struct Checker {
     stopping_since: Option<Moment>,
     /// The event that stopped the relay: nothing behind it may be published before it.
     halted: Option<EventId>,
+    /// Nothing from this row on can be published.
+    bad_row: Option<EventId>,
     pub duplicates: usize,
 }
 
@@ -119,6 +121,10 @@ impl Checker {
                     .iter()
                     .any(|t| t.rows.iter().any(|r| r.0 == *event));
                 self.halted = Some(*event).filter(|_| is_known);
+            }
+            Fact::BadRow { event } => {
+                self.poison.insert(*event);
+                self.bad_row = Some(*event);
             }
             Fact::HaltCleared => self.halted = None,
             Fact::TimedOut { proc } => {
@@ -237,8 +243,18 @@ impl Checker {
 
     fn end(&mut self, confirmed: Lsn, wal_end: Lsn) -> Result<(), String> {
         let mut last: HashMap<Key, (EventId, usize)> = HashMap::new();
+        let mut is_behind = false;
         for txn in &self.wal {
             for (event, key) in &txn.rows {
+                is_behind |= self.bad_row == Some(*event);
+                if is_behind && self.appended.contains_key(event) {
+                    return Err(format!(
+                        "{event} is published, behind a row that is no record"
+                    ));
+                }
+                if is_behind {
+                    continue;
+                }
                 let Some((_, first)) = self.appended.get(event) else {
                     return Err(format!("{event} of {} was never delivered", txn.triple));
                 };
@@ -249,7 +265,7 @@ impl Checker {
                 }
             }
         }
-        if confirmed < wal_end {
+        if confirmed < wal_end && !is_behind {
             return Err(format!(
                 "an idle slot stays at {confirmed}, the log ends at {wal_end}"
             ));

@@ -129,6 +129,10 @@ pub enum Fact {
     PoisonMade {
         event: EventId,
     },
+    /// A row that can never be a record was committed.
+    BadRow {
+        event: EventId,
+    },
     /// From here on nothing fails.
     Calm,
     Note(String),

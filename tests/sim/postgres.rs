@@ -26,6 +26,8 @@ pub struct Row {
     pub key: Key,
     pub lsn: Lsn,
     pub payload: Option<usize>,
+    /// Its key is null: it can never be a record.
+    is_bad: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -207,6 +209,22 @@ impl Postgres {
         written
     }
 
+    /// Somebody commits a row without a key, between others.
+    pub fn write_bad_row(&mut self, ctx: &mut Ctx) {
+        if self.running != Running::Up {
+            return;
+        }
+        let mut body = self.body(5, ctx);
+        if let Body::Rows(rows) = &mut body {
+            let index = ctx.rng.count(0, rows.len());
+            rows[index].is_bad = true;
+            let event = rows[index].event;
+            ctx.fact(Fact::BadRow { event });
+        }
+        self.commit(body, ctx);
+        self.wake(ctx);
+    }
+
     /// WAL that the publication does not carry.
     pub fn write_elsewhere(&mut self, ctx: &mut Ctx) {
         if self.running == Running::Up {
@@ -239,6 +257,7 @@ impl Postgres {
                         key: Key(kind, id),
                         lsn: Lsn(self.data.insert_lsn),
                         payload: has_payload.then(|| ctx.rng.count(2, 300)),
+                        is_bad: false,
                     }
                 });
                 Body::Rows(rows.collect())
@@ -713,7 +732,7 @@ fn insert(row: &Row) -> Vec<u8> {
         Some(id.as_bytes()),
         Some(event.as_bytes()),
         Some(row.key.kind().as_bytes()),
-        Some(key.as_bytes()),
+        Some(key.as_bytes()).filter(|_| !row.is_bad),
         Some(b"happened"),
         payload.as_deref(),
         Some(b"{}"),

@@ -36,6 +36,7 @@ pub enum Event {
     TopicBack(usize),
     Mend,
     Write,
+    BadRow,
     Fault,
     Calm,
     Look,
@@ -96,6 +97,9 @@ pub struct World {
     rows_max: usize,
     limits: Limits,
     is_restoring: bool,
+    has_bad_row: bool,
+    /// To be killed as soon as it has something on the wire.
+    doomed: Option<ProcId>,
     is_calm: bool,
     calm_at: Moment,
 }
@@ -127,7 +131,7 @@ impl World {
     fn new(seed: u64, span: Option<Duration>) -> Self {
         let mut ctx = Ctx::new(seed);
         let version = *ctx.rng.pick(&[Version::Fifteen, Version::Eighteen]);
-        let is_rough = ctx.rng.permille(500);
+        let is_rough = ctx.rng.permille(600);
         let mut faults = Vec::new();
         for fault in GENTLE {
             if ctx.rng.permille(450) {
@@ -138,7 +142,7 @@ impl World {
             // One alone: two of them excuse each other.
             faults.push(*ctx.rng.pick(&ROUGH));
         } else if is_rough {
-            faults.extend(ROUGH.iter().filter(|_| ctx.rng.permille(400)));
+            faults.extend(ROUGH.iter().filter(|_| ctx.rng.permille(500)));
         }
         if faults.contains(&Fault::Restore) {
             faults.extend([Fault::Copy, Fault::CutStream]);
@@ -186,6 +190,8 @@ impl World {
             rows_max: 4,
             limits,
             is_restoring: false,
+            has_bad_row: false,
+            doomed: None,
             is_calm: false,
             calm_at: length,
         }
@@ -198,6 +204,11 @@ impl World {
         self.fault_pause = *ctx.rng.pick(&[300, 1_000, 3_000]);
         self.write_pause = *ctx.rng.pick(&[5, 20, 100, 400]);
         self.rows_max = *ctx.rng.pick(&[1, 3, 12, 40]);
+        self.has_bad_row = ctx.rng.permille(30) && !self.faults.contains(&Fault::Restore);
+        if self.has_bad_row {
+            let pause = ctx.rng.millis(0, 20_000);
+            ctx.after(pause, Event::BadRow);
+        }
         for index in 0..self.instance_count {
             let pause = ctx.rng.millis(0, 1_500);
             ctx.after(pause, Event::Start(index));
@@ -233,7 +244,9 @@ impl World {
         self.env.ctx.after(Duration::from_secs(1), Event::Look);
         let pg = &self.env.pg;
         let is_settled = pg.running == Running::Up && pg.confirmed() >= pg.wal_end();
-        is_settled && now >= self.calm_at + Duration::from_secs(5) || now >= latest
+        // It halts there again and again, and would for ever.
+        let is_enough = self.has_bad_row && now >= self.calm_at + Duration::from_secs(45);
+        is_enough || is_settled && now >= self.calm_at + Duration::from_secs(5) || now >= latest
     }
 
     fn handle(&mut self, event: Event) {
@@ -261,7 +274,14 @@ impl World {
             }
             Event::SideKilled(id, sqlstate) => self.kill_side(id, sqlstate),
             Event::Pump(id) => env.broker.pump(id, &mut env.ctx),
-            Event::Flight(id) => env.broker.flight(id, &mut env.ctx),
+            Event::Flight(id) => {
+                let owner = env.broker.owner(id);
+                if self.doomed.is_some() && self.doomed == owner {
+                    self.doomed = None;
+                    self.kill(owner.expect("compared"));
+                }
+                self.env.broker.flight(id, &mut self.env.ctx);
+            }
             Event::Response(id) => env.broker.response(id, &mut env.ctx),
             Event::ServerUp => {
                 let restore = std::mem::take(&mut self.is_restoring);
@@ -276,6 +296,10 @@ impl World {
             Event::TopicBack(index) => env.broker.make_topic(TOPICS[index], 3, None),
             Event::Mend => env.broker.mend_all(&mut env.ctx),
             Event::Write => self.write(),
+            Event::BadRow => {
+                env.ctx.reach("a row that can be no record");
+                env.pg.write_bad_row(&mut env.ctx);
+            }
             Event::Fault => self.fault(),
             Event::Calm => self.calm(),
             Event::Look => {}
@@ -404,7 +428,12 @@ impl World {
         match fault {
             Fault::Kill => {
                 if let Some(id) = self.any_process() {
-                    self.kill(id);
+                    if self.env.ctx.rng.permille(500) {
+                        // While a batch is on the wire.
+                        self.doomed = Some(id);
+                    } else {
+                        self.kill(id);
+                    }
                 }
             }
             Fault::Pause => {
@@ -484,6 +513,9 @@ impl World {
     }
 
     fn kill(&mut self, id: ProcId) {
+        if !self.procs.contains_key(&id) {
+            return;
+        }
         self.env.ctx.fact(Fact::Killed { proc: id });
         self.env.ctx.reach("killed");
         let instance = self.procs[&id].instance;
@@ -554,6 +586,7 @@ impl World {
     /// Nothing fails from here on, and all that is away comes back.
     fn calm(&mut self) {
         self.is_calm = true;
+        self.doomed = None;
         self.env.ctx.fact(Fact::Calm);
         self.env.broker.is_up = true;
         self.env.broker.rates = Rates::default();

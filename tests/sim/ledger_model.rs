@@ -447,10 +447,8 @@ impl Life {
             62..90 => self.deliver(),
             90..94 => self.close(),
             94..97 => self.lose(),
-            97 => {
-                if self.cursor.is_none() && self.model.with(State::Lost).count() == 0 {
-                    self.resume();
-                }
+            97 if self.cursor.is_none() && self.model.with(State::Lost).count() == 0 => {
+                self.resume();
             }
             _ => {}
         }
@@ -570,7 +568,10 @@ fn another_history_is_noticed_before_anything_of_it_is_flushed() {
         life.log
             .push(format!("another history from transaction {changed} on"));
         let fork = life.model.wal[changed].triple.commit_lsn;
+        let is_there = !life.model.wal[changed].rows.is_empty();
         let noticed = loop {
+            let is_past = life.cursor.is_none_or(|(index, _)| index > changed);
+            assert!(!is_there || !is_past, "it came by whole");
             let at_end = life.cursor.is_none_or(|(i, _)| i >= life.model.wal.len());
             let result = if at_end {
                 // Later WAL that is not ours.
@@ -590,6 +591,26 @@ fn another_history_is_noticed_before_anything_of_it_is_flushed() {
     });
 }
 
+#[test]
+fn a_server_that_goes_back_inside_a_session_has_another_history() {
+    lives("back", |life| {
+        for _ in 0..life.rng.count(5, 120) {
+            life.step();
+        }
+        life.settle();
+        let Some(last) = life.model.taken().last().copied().or(life.model.w) else {
+            return;
+        };
+        let before = life.ledger.flush();
+        let back = life.rng.range(0, 40);
+        let lsn = life.model.wal[last].triple.commit_lsn.0 - back;
+        life.ledger.begin(triple(lsn, 5_000, PgTimestamp(9_000)));
+        let taken = life.ledger.insert(b"back");
+        assert!(taken.is_err(), "{taken:?}");
+        assert_eq!(life.ledger.flush(), before);
+    });
+}
+
 /// A message of the new history, without the model's opinion.
 fn feed(life: &mut Life, index: usize, step: usize) -> Result<(), OtherHistory> {
     let txn = life.model.wal[index].clone();
@@ -600,7 +621,12 @@ fn feed(life: &mut Life, index: usize, step: usize) -> Result<(), OtherHistory> 
     }
     if let Some(row) = txn.rows.get(step - 1) {
         life.cursor = Some((index, step + 1));
-        return life.ledger.insert(row.as_bytes()).map(|_| ());
+        let taken = life.ledger.insert(row.as_bytes());
+        assert!(
+            row != "more" || taken.is_err(),
+            "a row too many was passed over"
+        );
+        return taken.map(|_| ());
     }
     life.cursor = Some((index + 1, 0));
     life.ledger.commit(txn.end_lsn)

@@ -213,8 +213,8 @@ impl World {
             let pause = ctx.rng.millis(0, 1_500);
             ctx.after(pause, Event::Start(index));
         }
-        for index in 0..TOPICS.len() {
-            if !self.env.broker.has_topic(TOPICS[index]) {
+        for (index, name) in TOPICS.iter().enumerate() {
+            if !self.env.broker.has_topic(name) {
                 let pause = ctx.rng.millis(0, 30_000);
                 ctx.after(pause, Event::TopicBack(index));
             }

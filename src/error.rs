@@ -50,6 +50,12 @@ impl Failure {
         Failure::new(Exit::Halted, cause, remedy)
     }
 
+    /// For a log, where a condition is a line.
+    #[must_use]
+    pub fn one_line(&self) -> String {
+        format!("{}; remedy: {}", self.causes.join("; "), self.remedy)
+    }
+
     #[must_use]
     pub fn because(mut self, cause: impl Into<String>) -> Self {
         self.causes.push(cause.into());

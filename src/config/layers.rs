@@ -134,6 +134,7 @@ impl<'a> Layers<'a> {
             let value = around.env.get("WALRELAY_CONFIG")?;
             Some(PathBuf::from(value))
         });
+        check_variables(around)?;
         let file = match path {
             None => None,
             Some(path) => {
@@ -209,6 +210,26 @@ impl<'a> Layers<'a> {
 
 fn flag_of(key: &str) -> String {
     format!("--{}", key.replace('_', "-"))
+}
+
+/// A variable that is nearly one of ours is a slip. Others are not ours to judge: Kubernetes makes
+/// `WALRELAY_PORT` and the like for a service of that name.
+fn check_variables(around: &Surroundings) -> Result<(), Failure> {
+    let ours: Vec<String> = KEYS.into_iter().map(variable_of).collect();
+    let written = around
+        .env
+        .keys()
+        .filter(|name| name.starts_with("WALRELAY_"));
+    for name in written {
+        let nearest = ours.iter().find(|own| strsim::osa_distance(own, name) == 1);
+        if let Some(own) = nearest.filter(|_| !ours.contains(name)) {
+            return Err(Failure::usage(
+                format!("there is no variable {name}"),
+                format!("did you mean {own}?"),
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn variable_of(key: &str) -> String {

@@ -204,7 +204,10 @@ fn a_wrong_type_is_named_with_file_and_key() {
         &["topic is an array, not text", path(&array)],
     );
     let name = file("topic = 3");
-    refused(&["--config", path(&name)], &["topic is an integer, not text"]);
+    refused(
+        &["--config", path(&name)],
+        &["topic is an integer, not text"],
+    );
     let text = file("kafka = \"a=b\"");
     refused(
         &["--config", path(&text)],

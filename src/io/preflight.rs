@@ -522,11 +522,13 @@ impl SlotSeen<'_> {
 pub fn start_over(row: &Registered) -> String {
     format!(
         "to give up what is not delivered and begin anew: delete from walrelay.relay where \
-         table_oid = {}; drop publication {}; then `walrelay init --existing leave` (rows that \
+         table_oid = {}; drop publication if exists {}; select pg_drop_replication_slot(slot_name) \
+         from pg_replication_slots where slot_name = {}; then `walrelay init --existing leave` (rows that \
          are in the table then stay unpublished; write those that matter again, with the same \
          event_id consumers drop what they had)",
         row.table_oid,
-        quote_ident(&row.publication)
+        quote_ident(&row.publication),
+        quote_literal(&row.slot)
     )
 }
 

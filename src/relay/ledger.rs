@@ -157,24 +157,28 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// A ledger that goes on after a stop: W and the open transaction as they were stored.
+    /// A ledger that goes on after a stop.
     #[must_use]
     pub fn resumed(w: Option<Triple>, open: Option<OpenTransaction>) -> Self {
-        let mut ledger = Ledger {
-            w,
-            ..Ledger::default()
-        };
+        let mut ledger = Ledger::default();
+        ledger.resume(w, open);
+        ledger
+    }
+
+    /// Goes on after a stop, W and the open transaction as they were stored. The ledger is empty.
+    pub fn resume(&mut self, w: Option<Triple>, open: Option<OpenTransaction>) {
+        self.w = w;
         if let Some(open) = open {
-            ledger.base = open.count;
-            ledger.taken.push_back(Transaction {
+            let first = self.base;
+            self.base += open.count;
+            self.taken.push_back(Transaction {
                 triple: open.triple,
-                first: 0,
+                first,
                 count: open.count,
                 end_lsn: None,
             });
-            ledger.newest_event_id = open.last_event_id;
+            self.newest_event_id = open.last_event_id;
         }
-        ledger
     }
 
     /// A new replication session: `confirmed_flush` is the slot's, as read before START.

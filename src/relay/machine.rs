@@ -184,6 +184,8 @@ pub struct Machine {
     highest_reported: Option<Lsn>,
     /// A stop that is still in the registry, with the position that it reports.
     stored_stop: Option<Lsn>,
+    /// Where another leader stopped in order: taken over once what we knew is forgotten.
+    resume: Option<Stop>,
     is_erasing: bool,
     reconnect: Duration,
     last_turn: Moment,
@@ -237,6 +239,7 @@ impl Machine {
             received_ever: Lsn::INVALID,
             highest_reported: None,
             stored_stop: None,
+            resume: None,
             is_erasing: false,
             reconnect: RECONNECT_MIN,
             last_turn: now,

@@ -135,6 +135,10 @@ impl Machine {
         self.solo = None;
         self.received_ever = Lsn::INVALID;
         self.highest_reported = None;
+        if let Some(stop) = self.resume.take() {
+            self.ledger.resume(stop.last, stop.open);
+            self.highest_reported = Some(stop.reported);
+        }
     }
 
     /// What to do about the refusal, and how long to rest before everything is read again.
@@ -222,7 +226,7 @@ impl Machine {
         if is_usable {
             self.release_due = true;
             self.progress_at = now;
-            self.reminders.clear();
+            self.reminders.remove(name);
         }
         self.advance(now);
     }

@@ -26,7 +26,7 @@ impl Machine {
             // What was right at the start and is not now may be put right again: the database
             // waits in its slot, nothing is lost by asking again.
             Seek::Refused(failure) if self.has_led && failure.exit == Exit::Refused => {
-                self.remind(Notice::NoDatabase(failure.to_string()), now);
+                self.remind(Notice::NoDatabase(failure.one_line()), now);
                 let pause = self.next_reconnect();
                 self.wait_for_lead(pause, now);
             }
@@ -57,6 +57,7 @@ impl Machine {
         if self.has_led && !(was_ours && is_same_slot) {
             // Somebody else may have led in between: what we know may be what he has sent.
             self.rebuild(Purge::Everything, true);
+            self.resume.clone_from(&led.stop);
         }
         if !self.has_led
             && let Some(stop) = &led.stop

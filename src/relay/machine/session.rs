@@ -133,6 +133,7 @@ impl Machine {
 
     pub(in crate::relay) fn other_history(&mut self, what: String, now: Moment) {
         self.say(Notice::OtherHistory(what));
+        self.resume = None;
         self.rebuild(Purge::Everything, true);
         self.close(Close::Abort, Reopen::At(now));
     }

@@ -50,6 +50,8 @@ const SPAN_EVENTS_MAX: usize = 100_000;
 const WAL_SENDER_TIMEOUT: Duration = Duration::from_secs(15);
 /// WAL messages between two looks at the delivery reports.
 const BURST: usize = 256;
+/// Signals closer together than this ask for one and the same stop.
+const SAME_STOP: Duration = Duration::from_secs(1);
 const LIVE_INTERVAL: Duration = Duration::from_secs(1);
 /// Batches are not made smaller than this, whatever a broker refuses.
 const BATCH_BYTES_MIN: usize = 16_384;
@@ -615,6 +617,8 @@ async fn stream_turn(slot: &mut Option<Slot>, wants_wal: bool) -> Result<Turn, D
 struct Signals {
     source: StopSource,
     count: usize,
+    /// When the last of them was counted.
+    asked_at: Option<Moment>,
 }
 
 enum StopSource {
@@ -645,7 +649,11 @@ impl Signals {
             },
             StopBy::Request(request) => StopSource::Request(request),
         };
-        Ok(Signals { source, count: 0 })
+        Ok(Signals {
+            source,
+            count: 0,
+            asked_at: None,
+        })
     }
 
     /// Cancel-safe.
@@ -665,6 +673,11 @@ impl Signals {
             }
             StopSource::Spent => std::future::pending().await,
         }
-        self.count += 1;
+        // One stop may be said twice at once: to the process and to its group.
+        let now = now();
+        if self.asked_at.is_none_or(|at| now >= at + SAME_STOP) {
+            self.asked_at = Some(now);
+            self.count += 1;
+        }
     }
 }

@@ -67,8 +67,13 @@ impl Machine {
             remedy,
             ..
         } = poisoned;
+        let event = if event_id.is_empty() {
+            "an event without an event_id".to_owned()
+        } else {
+            format!("event {event_id}")
+        };
         let failure = Failure::halted(
-            format!("event {event_id} (transaction at {lsn}) cannot be published: {reason}"),
+            format!("{event} (transaction at {lsn}) cannot be published: {reason}"),
             format!(
                 "{remedy}; then start again: this event is tried alone, nothing behind it is sent before it is delivered"
             ),

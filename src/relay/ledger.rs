@@ -388,14 +388,13 @@ impl Ledger {
         Ok(())
     }
 
-    /// The transaction that has to come by before anything may be flushed.
+    /// The transaction that has to come by before anything may be flushed, be it the one that is
+    /// being received.
     fn awaits(&self) -> Option<Triple> {
         if !self.w_seen {
             return self.w;
         }
-        let next = self.taken.get(self.next)?.triple;
-        let is_new = |c: &Current| c.kind == Kind::New && c.triple == next;
-        (!self.current.as_ref().is_some_and(is_new)).then_some(next)
+        self.taken.get(self.next).map(|t| t.triple)
     }
 
     fn mark(&mut self, lsn: Lsn, below: usize) {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use walrelay::lsn::{Lsn, PgTimestamp, Triple};
 use walrelay::record::Ticket;
-use walrelay::relay::ledger::{Ledger, OtherHistory, Take};
+use walrelay::relay::ledger::{Ledger, Load, OtherHistory, Take};
 
 use crate::history::triple;
 use crate::rng::Rng;
@@ -588,6 +588,32 @@ fn another_history_is_noticed_before_anything_of_it_is_flushed() {
             }
         };
         assert!(noticed, "another history was taken for the same");
+    });
+}
+
+#[test]
+fn what_is_forgotten_is_forgotten_and_tickets_go_on() {
+    lives("forget", |life| {
+        for _ in 0..life.rng.count(5, 120) {
+            life.step();
+        }
+        let before = life.model.events.values().map(|e| e.ticket).max();
+        life.ledger.forget();
+        assert_eq!((life.ledger.w(), life.ledger.span()), (None, 0));
+        assert_eq!(life.ledger.flush(), Lsn::INVALID);
+        assert_eq!(life.ledger.load(), Load::default());
+        assert_eq!(life.ledger.open_transaction(), None);
+        life.ledger.session_started(Lsn(10));
+        // An older position with another transaction: nothing is known that would forbid it.
+        life.ledger.begin(triple(20, 1, PgTimestamp(1)));
+        let taken = life.ledger.insert(b"new");
+        let Ok(Take::New(ticket)) = taken else {
+            panic!("{taken:?}");
+        };
+        assert!(
+            before.is_none_or(|before| ticket > before),
+            "{ticket:?} again"
+        );
     });
 }
 

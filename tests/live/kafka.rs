@@ -75,9 +75,28 @@ fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// How the broker's JVM is set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Jvm {
+    /// Starts fast and stays small: for tests.
+    Small,
+    /// Compiles what is hot as well as it can, as a broker in production would: for measuring.
+    Fast,
+}
+
+impl Jvm {
+    fn args(self) -> &'static [&'static str] {
+        match self {
+            Jvm::Small => &["-Xms128m", "-Xmx384m", "-XX:TieredStopAtLevel=1"],
+            Jvm::Fast => &["-Xms512m", "-Xmx512m"],
+        }
+    }
+}
+
 pub struct Broker {
     port: u16,
     dir: PathBuf,
+    jvm: Jvm,
     server: Mutex<Option<Proc>>,
 }
 
@@ -94,6 +113,10 @@ impl Broker {
 
     /// A broker of one's own with more lines in `server.properties`.
     pub fn with(properties: &[&str]) -> Broker {
+        Broker::on(Jvm::Small, properties)
+    }
+
+    pub fn on(jvm: Jvm, properties: &[&str]) -> Broker {
         let servers = proc::servers();
         let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers");
         let dir = proc::dir("kafka");
@@ -112,6 +135,7 @@ impl Broker {
         let broker = Broker {
             port,
             dir,
+            jvm,
             server: Mutex::new(None),
         };
         broker.up();
@@ -129,8 +153,7 @@ impl Broker {
         let mut server = self.server();
         assert!(server.is_none(), "it runs already");
         let mut command = proc::command("java", RunAs::Me, AtParentDeath::Kill);
-        command.args(["-Xms128m", "-Xmx384m", "-XX:+UseSerialGC"]);
-        command.arg("-XX:TieredStopAtLevel=1");
+        command.args(self.jvm.args()).arg("-XX:+UseSerialGC");
         if archive.exists() {
             command.arg(format!("-XX:SharedArchiveFile={}", archive.display()));
         }
@@ -157,6 +180,10 @@ impl Broker {
                 .then_some(())
         });
         *server = Some(running);
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.server().as_ref().expect("it runs").pid()
     }
 
     pub fn log(&self) -> String {

@@ -217,7 +217,7 @@ impl Service {
                 continue;
             }
             if self.machine.wants_wal() {
-                self.nap();
+                self.rest();
             }
             let event = self.wait(&mut signals, &mut answers, now).await;
             self.handle(event, &mut signals);
@@ -225,11 +225,11 @@ impl Service {
     }
 
     /// See [`pace`]: a real, short sleep of the whole thread.
-    fn nap(&mut self) {
-        let nap = self.pace.nap(self.publisher.in_flight());
-        if !nap.is_zero() {
-            std::thread::sleep(nap);
-            self.pace.napped();
+    fn rest(&mut self) {
+        if let Some(slot) = &self.slot {
+            let (lag, in_flight) = (self.machine.lag(), self.publisher.in_flight());
+            self.pace
+                .rest(lag, in_flight, slot.gulp(), || slot.waiting());
         }
     }
 
@@ -287,7 +287,7 @@ impl Service {
                 self.machine
                     .on_side_end(error.sqlstate(), &error.to_string(), now);
             }
-            Event::Stream(Ok(Turn::Read(bytes))) => self.pace.read(bytes),
+            Event::Stream(Ok(Turn::Read(_))) => self.pace.read(),
             Event::Stream(Ok(Turn::Ended)) => {
                 self.stream_ended(StreamEnd::Lost("end of file".to_owned()), now);
             }

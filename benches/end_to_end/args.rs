@@ -1,6 +1,7 @@
 //! What can be asked for.
 
-const USAGE: &str = "usage: cargo bench --bench end_to_end -- [--quick] [--rounds N] [--only NAME]...
+const USAGE: &str =
+    "usage: cargo bench --bench end_to_end -- [--quick] [--rounds N] [--only NAME]...
   --quick      small amounts, one round: does it work at all (no exit code for missed limits)
   --rounds N   repeat each measurement, the median counts [default: 3]
   --only NAME  drain, drain-single, drain-unix, memory, latency, sustained or idle";

@@ -16,8 +16,8 @@ use crate::load;
 use crate::raw::{self, Recvlogical};
 use crate::report::{Goal, Report, median};
 use crate::rig::{MINUTE, Rig, Servers, Socket};
-use crate::usage::{Cpu, count, megabytes, per_event};
 use crate::say;
+use crate::usage::{Cpu, count, megabytes, per_event};
 
 #[derive(Clone, Copy)]
 struct Shape {

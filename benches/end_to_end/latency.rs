@@ -108,9 +108,9 @@ fn one(servers: &Servers, a_second: u32, span: Duration) -> Round {
     let relay = {
         let rig = Rig::new(servers, Socket::Tcp);
         let mut relay = rig.relay_streaming();
-        warm(&rig);
         let times = Times::new(plan.events());
         let consumer = Watcher::of_topic(rig.broker, &rig.topic(), times.clone());
+        warm_seen(&rig, &times);
         let written = Writer::start(&rig.db, plan, times.clone()).wait();
         wait_seen(&times, written.events);
         consumer.stop();
@@ -123,6 +123,7 @@ fn one(servers: &Servers, a_second: u32, span: Duration) -> Round {
         let slot = rig.raw_slot();
         let times = Times::new(plan.events());
         let reader = Watcher::of_slot(&rig, &slot, times.clone());
+        warm_seen(&rig, &times);
         let written = Writer::start(&rig.db, plan, times.clone()).wait();
         wait_seen(&times, written.events);
         reader.stop();
@@ -144,16 +145,35 @@ fn one(servers: &Servers, a_second: u32, span: Duration) -> Round {
     }
 }
 
-/// Some events that are not counted.
+/// Some events that are not counted, up to the topic.
 pub fn warm(rig: &Rig<'_>) {
+    let written = write_some(rig);
+    rig.broker.wait_count(&rig.topic(), written, MINUTE);
+}
+
+/// Some events that are not counted, up to the watcher: its own connections are warm as well.
+pub fn warm_seen(rig: &Rig<'_>, times: &Times) {
+    let written = write_some(rig);
+    let until = Instant::now() + MINUTE;
+    while times.others() < written {
+        assert!(
+            Instant::now() < until,
+            "{} of {written} were seen",
+            times.others()
+        );
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn write_some(rig: &Rig<'_>) -> usize {
     let plan = Plan {
         a_second: 500,
         span: WARM_UP,
         sessions: 4,
         key: 'w',
     };
-    let written = Writer::start(&rig.db, plan, Times::new(plan.events())).wait();
-    rig.broker.wait_count(&rig.topic(), written.events, MINUTE);
+    let times = Times::new(plan.events());
+    Writer::start(&rig.db, plan, times).wait().events
 }
 
 pub fn wait_seen(times: &Times, events: usize) {

@@ -71,6 +71,7 @@ pub struct Times {
     committed: Vec<AtomicI64>,
     seen: Vec<AtomicI64>,
     seen_count: AtomicUsize,
+    others: AtomicUsize,
 }
 
 impl Times {
@@ -81,6 +82,7 @@ impl Times {
             committed: none(),
             seen: none(),
             seen_count: AtomicUsize::new(0),
+            others: AtomicUsize::new(0),
         })
     }
 
@@ -103,6 +105,15 @@ impl Times {
         if first.is_ok() {
             self.seen_count.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// An event of no number: it warms the path up.
+    pub fn seen_other(&self) {
+        self.others.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn others(&self) -> usize {
+        self.others.load(Ordering::Relaxed)
     }
 
     pub fn seen_count(&self) -> usize {

@@ -17,10 +17,21 @@ pub fn measure(servers: &Servers, args: &Args, report: &mut Report) {
     let peaks: Vec<f64> = (0..args.rounds)
         .map(|_| one_transaction(servers, events))
         .collect();
-    say(&format!("one transaction of {events} rows: peaks {peaks:.0?} MB"));
+    say(&format!(
+        "one transaction of {events} rows: peaks {peaks:.0?} MB"
+    ));
     let title = format!("peak RSS, one transaction of {events} rows");
-    report.row(title, median(peaks.iter().copied()), "MB", Some(goal), String::new());
-    report.detail("memory-transaction", json!({ "events": events, "peak_rss_mb": peaks }));
+    report.row(
+        title,
+        median(peaks.iter().copied()),
+        "MB",
+        Some(goal),
+        String::new(),
+    );
+    report.detail(
+        "memory-transaction",
+        json!({ "events": events, "peak_rss_mb": peaks }),
+    );
 
     let away = Duration::from_secs(args.pick(120, 25));
     let peaks: Vec<f64> = (0..args.rounds.min(args.pick(3, 1)))
@@ -35,7 +46,10 @@ pub fn measure(servers: &Servers, args: &Args, report: &mut Report) {
         "0 lost, 0 duplicates afterwards".to_owned(),
     );
     let seconds = away.as_secs();
-    report.detail("memory-broker-away", json!({ "seconds": seconds, "peak_rss_mb": peaks }));
+    report.detail(
+        "memory-broker-away",
+        json!({ "seconds": seconds, "peak_rss_mb": peaks }),
+    );
 }
 
 fn one_transaction(servers: &Servers, events: usize) -> f64 {
@@ -79,7 +93,10 @@ fn broker_away(servers: &Servers, away: Duration) -> f64 {
     let peak = megabytes(relay.memory().peak);
     relay.stop();
     let delivered = rig.broker.count(&rig.topic());
-    assert_eq!(delivered, written.events, "each event is delivered, and once");
+    assert_eq!(
+        delivered, written.events,
+        "each event is delivered, and once"
+    );
     rig.broker.delete_topic(&rig.topic());
     peak
 }

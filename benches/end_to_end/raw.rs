@@ -159,6 +159,15 @@ pub fn produce_on_schedule(broker: &Broker, topic: &str, a_second: u32, times: &
     runtime().block_on(async {
         let mut publisher = publisher(broker);
         let mut reports = Vec::new();
+        // Connects, and learns where the partitions are.
+        for partition in 0..12 {
+            publisher.send(&record(topic, partition, "w", "warm"), Ticket(0));
+        }
+        while publisher.in_flight() > 0 {
+            publisher.woken().await;
+            publisher.drain(&mut reports);
+        }
+        reports.clear();
         let start = Instant::now();
         let (mut sent, mut done) = (0, 0);
         while done < n {
@@ -231,8 +240,9 @@ impl Watcher {
                 let Some(Ok(message)) = consumer.poll(Duration::from_millis(50)) else {
                     continue;
                 };
-                if let Some(serial) = message.key().and_then(serial) {
-                    times.seen(serial);
+                match message.key().and_then(serial) {
+                    Some(serial) => times.seen(serial),
+                    None => times.seen_other(),
                 }
             }
         })
@@ -303,9 +313,11 @@ fn look_at(body: &[u8], times: &Times) -> Lsn {
         } => {
             if let Ok(Message::Insert { tuple, .. }) = Message::decode(data)
                 && let Some(Column::Text(key)) = tuple.columns().nth(3)
-                && let Some(serial) = serial(key)
             {
-                times.seen(serial);
+                match serial(key) {
+                    Some(serial) => times.seen(serial),
+                    None => times.seen_other(),
+                }
             }
             wal_start
         }
@@ -314,5 +326,9 @@ fn look_at(body: &[u8], times: &Times) -> Lsn {
 
 /// `k17` is event 17.
 fn serial(key: &[u8]) -> Option<usize> {
-    std::str::from_utf8(key).ok()?.strip_prefix('k')?.parse().ok()
+    std::str::from_utf8(key)
+        .ok()?
+        .strip_prefix('k')?
+        .parse()
+        .ok()
 }

@@ -297,7 +297,10 @@ fn machine(servers: &Servers) -> Vec<(&'static str, String)> {
         ),
         (
             "Kafka",
-            format!("Apache Kafka {}, one node, 512 MB heap, acks=all, lz4", kafka_version()),
+            format!(
+                "Apache Kafka {}, one node, 512 MB heap, acks=all, lz4",
+                kafka_version()
+            ),
         ),
         ("librdkafka", librdkafka),
         ("rustc", rustc),

@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::args::Args;
-use crate::latency::{Spread, wait_seen, warm};
-use crate::load::{Plan, Times, Written, Writer};
+use crate::latency::{Spread, wait_seen, warm_seen};
+use crate::load::{Plan, Times, Writer, Written};
 use crate::raw::{Recvlogical, Watcher};
 use crate::report::{Goal, Report, median};
 use crate::rig::{Rig, Servers, Socket};
@@ -64,9 +64,9 @@ fn one(servers: &Servers, plan: Plan, number: usize) -> Round {
 fn with_relay(servers: &Servers, plan: Plan) -> (Written, Spread) {
     let rig = Rig::new(servers, Socket::Tcp);
     let mut relay = rig.relay_streaming();
-    warm(&rig);
     let times = Times::new(plan.events());
     let consumer = Watcher::of_topic(rig.broker, &rig.topic(), times.clone());
+    warm_seen(&rig, &times);
     let written = Writer::start(&rig.db, plan, times.clone()).wait();
     wait_seen(&times, written.events);
     consumer.stop();

@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_openssl::SslStream;
 
+use super::frames::READ_BUFFER_BYTES;
 use super::tls;
 use crate::config::{Database, SslMode};
 use crate::error::postgres::{self, Peer};
@@ -38,6 +39,28 @@ pub enum Stream {
 }
 
 impl Stream {
+    /// Bytes in the kernel's receive buffer (of TLS: still encrypted).
+    pub fn waiting(&self) -> usize {
+        let bytes = match self {
+            Stream::Tcp(stream) => rustix::io::ioctl_fionread(stream),
+            Stream::Unix(stream) => rustix::io::ioctl_fionread(stream),
+            Stream::Tls(stream) => rustix::io::ioctl_fionread(stream.get_ref()),
+        };
+        // An error is met again by the read.
+        let bytes = bytes.unwrap_or(0);
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    /// How much of it makes a good read: the read buffer's worth, where that much fits. A Unix
+    /// socket holds what its sender's buffer does, 208 KiB with the kernel's own bookkeeping:
+    /// half a kilobyte of row counts for more than one.
+    pub fn gulp(&self) -> usize {
+        match self {
+            Stream::Tcp(_) | Stream::Tls(_) => READ_BUFFER_BYTES,
+            Stream::Unix(_) => 48 << 10,
+        }
+    }
+
     /// Channel binding data, where the stream is TLS.
     pub fn channel_binding(&self) -> Option<Vec<u8>> {
         match self {

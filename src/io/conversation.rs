@@ -59,6 +59,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Conversation<S> {
         }
     }
 
+    pub fn stream(&self) -> &S {
+        &self.stream
+    }
+
     pub fn buffered(&self) -> usize {
         self.frames.buffered()
     }

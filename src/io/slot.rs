@@ -286,6 +286,16 @@ impl Slot {
         self.conversation.buffered()
     }
 
+    /// Bytes that the server has sent and that were not read yet.
+    pub fn waiting(&self) -> usize {
+        self.conversation.stream().waiting()
+    }
+
+    /// How many bytes make a good read.
+    pub fn gulp(&self) -> usize {
+        self.conversation.stream().gulp()
+    }
+
     /// Queues a standby status update and tries to write it at once. One that is still wholly
     /// unwritten is replaced by it.
     pub fn queue_status(&mut self, body: &[u8]) {

@@ -1,5 +1,7 @@
 //! The machine's reading side: one WAL message to at most one record.
 
+use std::time::Duration;
+
 use super::Moment;
 use super::ledger::Take;
 use super::machine::{Machine, Poisoned};
@@ -26,6 +28,14 @@ impl Machine {
         }
     }
 
+    /// How long the row that came last had been committed when the server sent it: how far behind
+    /// the stream is. Both times are the server's, so that no two clocks are compared.
+    #[must_use]
+    pub fn lag(&self) -> Duration {
+        let micros = self.sent_at.0.saturating_sub(self.current_time.0);
+        Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+    }
+
     fn read(
         &mut self,
         body: &[u8],
@@ -44,9 +54,13 @@ impl Machine {
                 Ok(())
             }
             ReplicationMessage::XLogData {
-                wal_start, data, ..
+                wal_start,
+                clock,
+                data,
+                ..
             } => {
                 self.received(wal_start);
+                self.sent_at = clock;
                 self.on_message(Message::decode(data)?, now, outlet)
             }
         }

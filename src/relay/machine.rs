@@ -150,6 +150,8 @@ pub struct Machine {
     pub(super) topic_name: String,
     pub(super) current_lsn: Lsn,
     pub(super) current_time: PgTimestamp,
+    /// The server's clock when it sent the last message.
+    pub(super) sent_at: PgTimestamp,
     pub(super) in_transaction: bool,
     pub(super) foreign: HashSet<u32>,
     pub(super) forged_said: bool,
@@ -215,6 +217,7 @@ impl Machine {
             topic_name: String::new(),
             current_lsn: Lsn::INVALID,
             current_time: PgTimestamp::default(),
+            sent_at: PgTimestamp::default(),
             in_transaction: false,
             foreign: HashSet::new(),
             forged_said: false,

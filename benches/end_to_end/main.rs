@@ -32,6 +32,9 @@ use args::Args;
 use report::Report;
 use rig::Servers;
 
+/// Measures, and writes its rows into the report.
+type Part = fn(&Servers, &Args, &mut Report);
+
 fn main() {
     let args = match Args::parse(std::env::args().skip(1)) {
         Ok(args) => args,
@@ -42,7 +45,7 @@ fn main() {
     };
     let servers = Servers::start();
     let mut report = Report::new(&servers, &args);
-    let parts: [(&str, fn(&Servers, &Args, &mut Report)); 5] = [
+    let parts: [(&str, Part); 5] = [
         ("drain", drain::measure),
         ("memory", memory::measure),
         ("latency", latency::measure),

@@ -161,7 +161,7 @@ impl Report {
         let widths: Vec<usize> = (0..6).map(width).collect();
         text.push('\n');
         for line in &lines {
-            text.push_str(" ");
+            text.push(' ');
             for (cell, width) in line.iter().zip(&widths) {
                 let _ = write!(text, " {cell:<width$} ", width = *width);
             }

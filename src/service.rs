@@ -14,6 +14,7 @@ mod pace;
 mod words;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::{Duration, SystemTime};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -115,6 +116,7 @@ pub async fn run_with(
             kafka,
             process_id,
             wal_sender_timeout: WAL_SENDER_TIMEOUT,
+            sessions: AtomicU32::new(0),
         }),
         progress: Progress::new(),
         tell,

@@ -277,15 +277,19 @@ impl OpenStop {
 }
 
 /// Is the server up for so short a time that the leader it had may still be on its way back?
+/// Whoever `has_lost` a session counts from the present one: a recovery is part of the postmaster's
+/// age, and nobody can connect in it.
 ///
 /// # Errors
 /// Only the conversation's.
-pub async fn is_young(client: &Client) -> Result<bool, DbError> {
+pub async fn is_young(client: &Client, has_lost: bool) -> Result<bool, DbError> {
     let row = client
         .query_one(
-            "select pg_catalog.clock_timestamp() - pg_catalog.pg_postmaster_start_time() \
-             < interval '3 seconds'",
-            &[],
+            "select pg_catalog.clock_timestamp() - case when $1 then \
+               (select a.backend_start from pg_catalog.pg_stat_activity a \
+                where a.pid = pg_catalog.pg_backend_pid()) \
+             else pg_catalog.pg_postmaster_start_time() end < interval '3 seconds'",
+            &[&has_lost],
         )
         .await
         .map_err(|e| db_error(&e))?;

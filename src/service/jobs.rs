@@ -2,6 +2,7 @@
 //! with a [`Done`].
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tokio_postgres::Client;
@@ -29,6 +30,8 @@ pub struct Surroundings {
     pub kafka: kafka::Settings,
     pub process_id: String,
     pub wal_sender_timeout: Duration,
+    /// Side sessions made so far.
+    pub sessions: AtomicU32,
 }
 
 /// The session that holds the lock, as jobs share it.
@@ -72,7 +75,10 @@ pub async fn seek(around: Arc<Surroundings>, side: Option<Side>) -> Done {
     let (mut side, is_new) = match side {
         Some(side) => (side, false),
         None => match Side::connect(&around.source.database, None).await {
-            Ok(side) => (side, true),
+            Ok(side) => {
+                around.sessions.fetch_add(1, Ordering::Relaxed);
+                (side, true)
+            }
             Err(error) => {
                 return Done::Sought {
                     side: None,
@@ -205,7 +211,12 @@ async fn lead(
         .leader
         .as_deref()
         .is_some_and(|leader| leader != around.process_id);
-    if is_another && registry::is_young(&client).await.map_err(or_later)? {
+    let has_lost_one = around.sessions.load(Ordering::Relaxed) > 1;
+    if is_another
+        && registry::is_young(&client, has_lost_one)
+            .await
+            .map_err(or_later)?
+    {
         return Ok(None);
     }
     let claimed = registry::claim_lead(&client, table_oid, &around.process_id).await;

@@ -105,6 +105,8 @@ struct Ending {
     /// The open transaction is read to its commit, at most until then: its events that are
     /// delivered already would else stay unconfirmed.
     commit_by: Option<Moment>,
+    /// The stored stop could not be erased: nothing above it is reported.
+    is_erase_refused: bool,
     /// The stop was handed over to be stored.
     is_storing: bool,
 }

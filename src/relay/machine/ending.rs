@@ -42,6 +42,7 @@ impl Machine {
             why,
             deadline: now + deadline,
             commit_by,
+            is_erase_refused: false,
             is_storing: false,
         });
     }
@@ -115,13 +116,25 @@ impl Machine {
         }
         match self.stream {
             Stream::Open => {
-                self.last_status(now);
-                self.close(Close::Finish, Reopen::At(now));
+                if !self.awaits_erasing(now) {
+                    self.last_status(now);
+                    self.close(Close::Finish, Reopen::At(now));
+                }
             }
             Stream::Opening => self.close(Close::Abort, Reopen::At(now)),
             Stream::Closing(_) => {}
             Stream::Closed(_) => self.ended(now),
         }
+    }
+
+    /// What is delivered may be reported only when the stored stop that it passes is erased: asks
+    /// for that once more, and waits for the answer.
+    fn awaits_erasing(&mut self, now: Moment) -> bool {
+        self.flush();
+        let is_erasing = self.is_erasing;
+        self.ending
+            .as_ref()
+            .is_some_and(|e| is_erasing && now < e.deadline && !e.is_erase_refused)
     }
 
     /// The stream is closed and what could be delivered is.
@@ -176,8 +189,11 @@ impl Machine {
     /// A statement on the lock's session failed. Its end, or the next probe, says what is wrong.
     pub fn on_not_written(&mut self, now: Moment) {
         self.is_erasing = false;
-        if self.ending.as_ref().is_some_and(|e| e.is_storing) {
-            self.exit();
+        if let Some(ending) = &mut self.ending {
+            ending.is_erase_refused = true;
+            if ending.is_storing {
+                self.exit();
+            }
         }
         self.advance(now);
     }

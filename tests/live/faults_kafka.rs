@@ -30,7 +30,7 @@ fn is_streaming(sql: &Sql, stage: &Stage<'_>) -> bool {
     )) == "t"
 }
 
-fn times_said(relay: &Relay, text: &str) -> usize {
+pub fn times_said(relay: &Relay, text: &str) -> usize {
     relay.lines().iter().filter(|line| line.has(text)).count()
 }
 

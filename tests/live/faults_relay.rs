@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::check::check;
+use crate::faults_kafka::times_said;
 use crate::faults_postgres::{ends_exactly_once, more};
 use crate::kafka::Broker;
 use crate::load::{Load, Plan, Shape};
-use crate::postgres::{Cluster, Pg, Stop};
+use crate::postgres::{Cluster, Pg, Sql, Stop};
 use crate::proc::eventually;
 use crate::relay::{Relay, run_to_end};
 use crate::stage::{MINUTE, Stage};
@@ -161,6 +162,51 @@ fn a_restarted_postgres_is_left_to_the_leader_that_it_had() {
     assert!(!has_said(&standby, "leading"), "the standby knows less");
     ends_exactly_once(&stage, load, &mut leader);
     standby.stop();
+}
+
+/// Postgres 15 re-sends what the other has delivered; what he left behind at his stop tells it.
+#[test]
+fn a_leader_of_old_goes_on_where_the_other_stopped() {
+    let cluster = Cluster::start(Pg::V15);
+    let stage = Stage::on(&cluster, Broker::shared());
+    let sql = stage.init();
+    let ins = |sql: &Sql| {
+        sql.run(
+            "insert into outbox (event_id, aggregate_type, aggregate_id, event_type, payload)
+             values (gen_random_uuid(), 't', 'k', 'e', '{}')",
+        );
+    };
+    let mut first = stage.run();
+    leading(&mut first, MINUTE);
+    ins(&sql);
+    stage.wait_count("t", 1, MINUTE);
+    let mut second = stage.run();
+    standing_by(&mut second);
+    // Whoever comes first takes the lock; a server that has just started is left to the first.
+    let led = |relay: &Relay| times_said(relay, "leading: the lock is ours");
+    while led(&second) == 0 {
+        let before = led(&first);
+        sql.run(
+            "select pg_terminate_backend(pid) from pg_locks
+             where locktype = 'advisory' and granted
+               and database = (select oid from pg_database where datname = current_database())",
+        );
+        eventually(MINUTE, "somebody leads", || {
+            (led(&first) + led(&second) > before).then_some(())
+        });
+    }
+    standing_by(&mut first);
+    for n in 2..22 {
+        ins(&sql);
+        stage.wait_count("t", n, MINUTE);
+    }
+    second.stop();
+    drop(sql);
+    cluster.restart(Stop::Fast);
+    ins(&stage.db.connect());
+    stage.wait_confirmed(MINUTE);
+    first.stop();
+    assert_eq!(stage.broker.count(&stage.topic("t")), 22);
 }
 
 /// SIGTERM; the exit code within so much time.

@@ -72,6 +72,8 @@ impl<'a> Stage<'a> {
     pub fn try_init(&self) -> Ended {
         let mut args = vec!["init".to_owned()];
         args.extend(self.source());
+        // A slot waits for every transaction of the cluster, and other tests write huge ones.
+        args.extend(["--lock-timeout".to_owned(), "50s".to_owned()]);
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         run_to_end(&args, &[], MINUTE)
     }

@@ -88,6 +88,19 @@ impl Held {
         (released, ran_out)
     }
 
+    /// Is there one that waits for no more than an answer about its topic, or for its turn?
+    #[must_use]
+    pub fn may_go(&self, topics: &Topics) -> bool {
+        let mut blocked: HashSet<u64> = HashSet::new();
+        self.queue.iter().any(|waiting| {
+            let may_go = topics.may_come(waiting.topic) && !blocked.contains(&waiting.key);
+            if !may_go {
+                blocked.insert(waiting.key);
+            }
+            may_go
+        })
+    }
+
     fn forget_key(&mut self, key: u64) {
         if let Some(count) = self.keys.get_mut(&key) {
             *count -= 1;

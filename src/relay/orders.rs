@@ -223,7 +223,10 @@ impl fmt::Display for Notice {
                 "topic {topic} does not exist, its events wait; remedy: create {topic}, or run with --create-topics PARTITIONS"
             ),
             Notice::TopicUnanswered { topic, why } => {
-                write!(f, "kafka says nothing about topic {topic}: {why}")
+                write!(
+                    f,
+                    "topic {topic} cannot be used yet, its events wait: {why}"
+                )
             }
             Notice::TopicPresent { topic, partitions } => {
                 write!(f, "topic {topic} has {partitions} partitions")

@@ -269,8 +269,13 @@ fn read_headers<'a>(json: &'a [u8], headers: &mut Vec<Header<'a>>) -> Result<usi
 fn read_byte_headers(json: &[u8], headers: &mut Vec<Header<'_>>) -> Result<usize, BadRow> {
     let text: String = json.iter().map(|byte| char::from(*byte)).collect();
     let mut found = Vec::new();
-    let forged = read_text_headers(&text, &mut found)?;
+    let mut forged = read_text_headers(&text, &mut found)?;
+    let columns = headers.len();
     for header in found {
+        if headers[..columns].iter().any(|h| h.name == header.name) {
+            forged += 1;
+            continue;
+        }
         if !header.name.is_ascii() {
             let column = Part::Headers;
             return Err(bad(format!("column {column} has a name that is not UTF-8")));
@@ -299,9 +304,12 @@ fn read_text_headers<'a>(json: &'a str, headers: &mut Vec<Header<'a>>) -> Result
     let column = Part::Headers;
     let members: Members<'a> = serde_json::from_str(json)
         .map_err(|_| bad(format!("column {column} is not a JSON object")))?;
+    // Those before are made of columns, and columns count.
+    let columns = headers.len();
     let mut forged = 0;
     for (name, raw) in members.0 {
-        if OWN_HEADERS.contains(&name.as_ref()) {
+        let is_taken = headers[..columns].iter().any(|h| h.name == name);
+        if is_taken || OWN_HEADERS.contains(&name.as_ref()) {
             forged += 1;
             continue;
         }
@@ -412,6 +420,19 @@ mod tests {
             let error = headers(json).expect_err(json);
             assert!(error.reason.contains("headers"), "{error}");
             assert!(error.reason.contains("not a JSON object"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_row_cannot_forge_a_mapped_header() {
+        let mapped = || own_header("created", b"column");
+        for json in [
+            &b"{\"created\": \"row\", \"x\": \"1\"}"[..],
+            b"{\"created\": \"\xff\", \"x\": \"1\"}",
+        ] {
+            let mut found = vec![mapped()];
+            assert_eq!(read_headers(json, &mut found), Ok(1));
+            assert_eq!((found.len(), &found[0]), (2, &mapped()));
         }
     }
 

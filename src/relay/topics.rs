@@ -141,6 +141,15 @@ impl Topics {
             .map(|t| t.name.as_str())
     }
 
+    /// Will the cluster's answer to a question of now decide about this topic?
+    #[must_use]
+    pub fn may_come(&self, id: u16) -> bool {
+        match self.list[usize::from(id)].known {
+            Known::Asking | Known::Present => true,
+            Known::Absent | Known::Silent => false,
+        }
+    }
+
     /// Is the cluster silent about some topic?
     #[must_use]
     pub fn is_unanswered(&self) -> bool {

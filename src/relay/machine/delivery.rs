@@ -250,7 +250,8 @@ impl Machine {
 
     pub(super) fn pump_stall(&mut self, now: Moment) {
         let is_in_flight = self.ledger.load().in_flight_events > 0;
-        let is_blocked = is_in_flight || (!self.held.is_empty() && !self.has_room());
+        let is_held_up = !self.has_room() || self.topics.is_unanswered();
+        let is_blocked = is_in_flight || (!self.held.is_empty() && is_held_up);
         if !is_blocked {
             self.progress_at = now;
             self.rest = REST_MIN;

@@ -14,14 +14,17 @@
 use std::time::Duration;
 
 /// Rows that had been committed for so long when they were sent are a backlog: throughput is all
-/// that matters to it.
-const BEHIND: Duration = Duration::from_millis(50);
+/// that matters to it. Well above what a disk needs to flush a commit: a row's time is that of its
+/// commit record, and it is sent only when that is on disk.
+const BEHIND: Duration = Duration::from_millis(200);
 /// Between two looks at the socket.
 const STEP: Duration = Duration::from_millis(1);
 /// The longest gulp, in steps: what a slow server is waited for.
 const STEPS_MAX: u32 = 30;
-/// A socket that holds this much and gains nothing is full, or the server has no more.
+/// A socket that holds this much and gains nothing in a step is full.
 const FULL_BYTES: usize = 64 << 10;
+/// One that holds less and gains nothing for so many steps: the server has no more.
+const IDLE_STEPS: u32 = 3;
 
 /// So many events on their way are about as many produce requests, when they come one by one.
 const GATHER_FROM: usize = 12;
@@ -55,11 +58,13 @@ impl Pace {
             return;
         }
         if lag >= BEHIND {
-            let mut held = 0;
+            let (mut held, mut idle) = (0, 0);
             for _ in 0..STEPS_MAX {
                 std::thread::sleep(STEP);
                 let now = waiting();
-                if now >= gulp || (now == held && now >= FULL_BYTES.min(gulp / 2)) {
+                idle = if now == held { idle + 1 } else { 0 };
+                let is_full = idle > 0 && now >= FULL_BYTES.min(gulp / 2);
+                if now >= gulp || is_full || idle >= IDLE_STEPS {
                     return;
                 }
                 held = now;

@@ -14,7 +14,6 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_openssl::SslStream;
 
-use super::frames::READ_BUFFER_BYTES;
 use super::tls;
 use crate::config::{Database, SslMode};
 use crate::error::postgres::{self, Peer};
@@ -27,11 +26,34 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_COUNT: u32 = 3;
 const USER_TIMEOUT_MS: u32 = 30_000;
 
+/// On the loopback each small send of the server runs the whole way to our buffer, on its own time:
+/// 25 µs a single-row transaction. Into a closed window it is only copied behind the one before
+/// it: 12 µs. So the buffer is kept small, and a backlog is read in [`LOCAL_GULP`]s that leave the
+/// window closed in between. (Half of it stalls the server; twice as much closes too late.)
+const LOCAL_RECEIVE_BYTES: usize = 128 << 10;
+
+/// Long enough that most of a gulp is sent into a closed window, short enough that the sender's
+/// buffer, 4 MiB at most, does not fill.
+const LOCAL_GULP: Gulp = Gulp {
+    nap: Duration::from_millis(16),
+    enough: 64 << 10,
+};
+
+/// How to read a stream that is behind: everything, until less than `enough` is there, then a nap.
+/// A nap must not be longer than the connection can hold what comes meanwhile: a window may be as
+/// small as 64 KiB (on a network), and a Unix socket holds 208 KiB, the kernel's bookkeeping of each
+/// row included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gulp {
+    pub nap: Duration,
+    pub enough: usize,
+}
+
 /// An open connection, nothing said on it yet but the agreement on TLS.
 ///
-/// The kernel's receive buffer is left alone: on TCP it grows by itself with a fast sender (1 and
-/// 4 MiB set by hand made gulps no larger and the walsender no cheaper), and on a Unix socket the
-/// sender's buffer counts.
+/// The kernel's receive buffer is left alone on a network, where it grows by itself with a fast
+/// sender, and on a Unix socket, where the sender's counts. For the loopback see
+/// [`LOCAL_RECEIVE_BYTES`].
 pub enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
@@ -51,13 +73,19 @@ impl Stream {
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
-    /// How much of it makes a good read: the read buffer's worth, where that much fits. A Unix
-    /// socket holds what its sender's buffer does, 208 KiB with the kernel's own bookkeeping:
-    /// half a kilobyte of row counts for more than one.
-    pub fn gulp(&self) -> usize {
+    /// How a backlog is best read from it.
+    pub fn gulp(&self) -> Gulp {
         match self {
-            Stream::Tcp(_) | Stream::Tls(_) => READ_BUFFER_BYTES,
-            Stream::Unix(_) => 48 << 10,
+            Stream::Unix(_) => Gulp {
+                nap: Duration::from_millis(2),
+                enough: 32 << 10,
+            },
+            Stream::Tcp(tcp) if is_local(tcp) => LOCAL_GULP,
+            Stream::Tls(tls) if is_local(tls.get_ref()) => LOCAL_GULP,
+            Stream::Tcp(_) | Stream::Tls(_) => Gulp {
+                nap: Duration::from_millis(2),
+                enough: 64 << 10,
+            },
         }
     }
 
@@ -243,8 +271,15 @@ async fn resolve(db: &Database) -> Result<Vec<SocketAddr>, DbError> {
     Ok(addresses)
 }
 
+fn is_local(tcp: &TcpStream) -> bool {
+    tcp.peer_addr().is_ok_and(|peer| peer.ip().is_loopback())
+}
+
 fn prepare(tcp: &TcpStream) -> io::Result<()> {
     tcp.set_nodelay(true)?;
+    if is_local(tcp) {
+        sockopt::set_socket_recv_buffer_size(tcp, LOCAL_RECEIVE_BYTES)?;
+    }
     sockopt::set_socket_keepalive(tcp, true)?;
     sockopt::set_tcp_keepidle(tcp, KEEPALIVE_IDLE)?;
     sockopt::set_tcp_keepintvl(tcp, KEEPALIVE_INTERVAL)?;

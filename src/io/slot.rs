@@ -14,6 +14,7 @@ use postgres_protocol::message::backend::{DataRowBody, Message};
 use postgres_protocol::message::frontend;
 use tokio_postgres::fallible_iterator::FallibleIterator;
 
+pub use super::connect::Gulp;
 use super::connect::{self, Stream, within};
 use super::conversation::{Conversation, malformed, server_error};
 use super::frames::{FrameError, Phase};
@@ -84,6 +85,7 @@ pub enum Ending {
 pub struct Slot {
     conversation: Conversation<Stream>,
     backend_pid: i32,
+    gulp: Gulp,
 }
 
 impl Slot {
@@ -145,6 +147,7 @@ impl Slot {
             ("idle_session_timeout", "0"),
             ("idle_in_transaction_session_timeout", "0"),
         ];
+        let gulp = stream.gulp();
         let mut conversation = Conversation::new(stream);
         let what = || format!("logging in to host \"{}\" port {}", db.host, db.port);
         let login = login::login(&mut conversation, &parameters, &credentials);
@@ -152,6 +155,7 @@ impl Slot {
         Ok(Slot {
             conversation,
             backend_pid,
+            gulp,
         })
     }
 
@@ -291,9 +295,9 @@ impl Slot {
         self.conversation.stream().waiting()
     }
 
-    /// How many bytes make a good read.
-    pub fn gulp(&self) -> usize {
-        self.conversation.stream().gulp()
+    /// How to read it when it is behind.
+    pub fn gulp(&self) -> Gulp {
+        self.gulp
     }
 
     /// Queues a standby status update and tries to write it at once. One that is still wholly

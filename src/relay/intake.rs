@@ -205,7 +205,7 @@ impl Machine {
             .as_ref()
             .is_some_and(|h| h.event_id.as_bytes() == event_id);
         let partitions = self.topics.partitions(topic);
-        let mut record = Record {
+        let record = Record {
             topic: name.into(),
             partition: partitions.map_or(-1, |n| route::partition(draft.key, n)),
             key: draft.key.into(),
@@ -218,7 +218,6 @@ impl Machine {
             if was_halted_at {
                 self.gate = Some(ticket);
             }
-            record = record.into_owned();
             self.ledger.held(ticket, topic, record.footprint());
             self.held
                 .push(ticket, topic, draft.key_hash, record.into_owned());

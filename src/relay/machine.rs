@@ -436,12 +436,8 @@ impl Machine {
             span: self.ledger.span(),
             received: self.feedback.received_lsn(),
             flush: self.highest_reported.unwrap_or_default(),
-            oldest_undelivered: self.oldest_undelivered(),
+            oldest_undelivered: self.ledger.oldest_undelivered(),
         }
-    }
-
-    fn oldest_undelivered(&self) -> Option<PgTimestamp> {
-        self.ledger.oldest_undelivered()
     }
 }
 

@@ -137,7 +137,7 @@ pub struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// Reuses `columns`' memory is not worth a lifetime: a row has a dozen columns.
+    /// A list of its own for each row: reusing one is not worth a lifetime for a dozen columns.
     #[must_use]
     pub fn read(tuple: &Tuple<'a>) -> Self {
         let columns = tuple.columns().map(|column| match column {

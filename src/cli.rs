@@ -22,13 +22,11 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    Init(InitCli),
+    Init(Box<InitCli>),
     Run(Box<RunCli>),
     Demo(DemoCli),
-    #[command(hide = true, disable_help_flag = true)]
-    Check(NotBuilt),
-    #[command(hide = true, disable_help_flag = true)]
-    Status(NotBuilt),
+    Check(Box<CheckCli>),
+    Status(StatusCli),
     #[command(hide = true, disable_help_flag = true)]
     Prune(NotBuilt),
     #[command(hide = true, disable_help_flag = true)]
@@ -78,11 +76,69 @@ pub struct SourceCli {
     pub publication: Option<String>,
 }
 
+/// How to reach Kafka.
+#[derive(Debug, Default, Args)]
+pub struct KafkaCli {
+    /// Kafka, as host:port,… (required by run); `mock` is the built-in demo broker
+    #[arg(long, value_name = "LIST")]
+    pub brokers: Option<String>,
+    /// Any librdkafka property (TLS, SASL, …); may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub kafka: Vec<String>,
+    /// Make absent topics, with so many partitions and replicas [default: off]
+    #[arg(long, value_name = "P[:R]")]
+    pub create_topics: Option<String>,
+}
+
+/// How a row becomes a record.
+#[derive(Debug, Default, Args)]
+pub struct RecordCli {
+    /// Topic, a template over columns [default: outbox.event.{aggregate_type}]
+    #[arg(long, value_name = "TEMPLATE")]
+    pub topic: Option<String>,
+    /// Record header from a column; may be repeated
+    #[arg(long, value_name = "NAME=COLUMN")]
+    pub header: Vec<String>,
+}
+
+/// Look at every requirement of `run`, say what is missing, change nothing
+#[derive(Debug, Default, Args)]
+pub struct CheckCli {
+    #[command(flatten)]
+    pub source: SourceCli,
+    #[command(flatten)]
+    pub record: RecordCli,
+    #[command(flatten)]
+    pub kafka: KafkaCli,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub common: CommonCli,
+}
+
+/// Say how far the relay is and what holds it up; works while it is down
+#[derive(Debug, Default, Args)]
+pub struct StatusCli {
+    #[command(flatten)]
+    pub source: SourceCli,
+    /// Where the relay's own metrics and health are [default: 127.0.0.1:9187]
+    #[arg(long, value_name = "ADDRESS")]
+    pub http: Option<String>,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub common: CommonCli,
+}
+
 /// Make the tables, the publication and the slot; a second time changes nothing
 #[derive(Debug, Default, Args)]
 pub struct InitCli {
     #[command(flatten)]
     pub source: SourceCli,
+    #[command(flatten)]
+    pub record: RecordCli,
     /// Print the SQL that would run, and change nothing
     #[arg(long)]
     pub print_sql: bool,
@@ -112,21 +168,10 @@ pub enum ExistingCli {
 pub struct RunCli {
     #[command(flatten)]
     pub source: SourceCli,
-    /// Kafka, as host:port,… (required); `mock` is the built-in demo broker
-    #[arg(long, value_name = "LIST")]
-    pub brokers: Option<String>,
-    /// Any librdkafka property (TLS, SASL, …); may be repeated
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub kafka: Vec<String>,
-    /// Topic, a template over columns [default: outbox.event.{aggregate_type}]
-    #[arg(long, value_name = "TEMPLATE")]
-    pub topic: Option<String>,
-    /// Record header from a column; may be repeated
-    #[arg(long, value_name = "NAME=COLUMN")]
-    pub header: Vec<String>,
-    /// Make absent topics, with so many partitions and replicas [default: off]
-    #[arg(long, value_name = "P[:R]")]
-    pub create_topics: Option<String>,
+    #[command(flatten)]
+    pub record: RecordCli,
+    #[command(flatten)]
+    pub kafka: KafkaCli,
     /// Not built yet
     #[arg(long, value_name = "DURATION", hide = true)]
     pub topic_grace: Option<String>,
@@ -139,7 +184,7 @@ pub struct RunCli {
     /// How long to keep streamed rows [default: off]
     #[arg(long, value_name = "DURATION")]
     pub retention: Option<String>,
-    /// Address of metrics and health [default: off]
+    /// Address of metrics and health, or `off` [default: 127.0.0.1:9187]
     #[arg(long, value_name = "ADDRESS")]
     pub http: Option<String>,
     /// Close the replication connection when Kafka is silent for longer [default: 20s]

@@ -10,6 +10,7 @@ mod layers;
 mod values;
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -28,8 +29,10 @@ pub struct Config {
 
 #[derive(Debug)]
 pub enum Task {
-    Init(InitConfig),
+    Init(Box<InitConfig>),
     Run(Box<RunConfig>),
+    Check(Box<CheckConfig>),
+    Status(StatusConfig),
     Demo(DemoConfig),
 }
 
@@ -103,9 +106,44 @@ pub enum Existing {
     Publish,
 }
 
+/// How a row becomes a record.
+#[derive(Clone, Debug)]
+pub struct Mapping {
+    /// A template over columns.
+    pub topic: String,
+    /// Record header, and the column that it takes its value from.
+    pub headers: Vec<(String, String)>,
+}
+
+/// Where metrics and health are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Http {
+    Off,
+    /// Nobody asked for it: where it is taken, the relay goes on without.
+    Default(SocketAddr),
+    At(SocketAddr),
+}
+
+#[derive(Clone, Debug)]
+pub struct CheckConfig {
+    pub source: Source,
+    pub mapping: Mapping,
+    /// `None`: only Postgres is looked at.
+    pub kafka: Option<Kafka>,
+    pub json: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct StatusConfig {
+    pub source: Source,
+    pub http: Http,
+    pub json: bool,
+}
+
 #[derive(Clone, Debug)]
 pub struct InitConfig {
     pub source: Source,
+    pub mapping: Mapping,
     pub print_sql: bool,
     pub existing: Option<Existing>,
     pub lock_timeout: Duration,
@@ -116,10 +154,8 @@ pub struct InitConfig {
 pub struct RunConfig {
     pub source: Source,
     pub kafka: Kafka,
-    /// A template over columns.
-    pub topic: String,
-    /// Record header, and the column that it takes its value from.
-    pub headers: Vec<(String, String)>,
+    pub mapping: Mapping,
+    pub http: Http,
     /// A broker that is silent for longer costs us the replication connection: an un-acked,
     /// talking client would block the server's shutdown.
     pub stall_timeout: Duration,
@@ -144,6 +180,9 @@ const TABLE_DEFAULT: &str = "public.outbox";
 const SLOT_DEFAULT: &str = "walrelay";
 const PUBLICATION_DEFAULT: &str = "walrelay";
 const TOPIC_DEFAULT: &str = "outbox.event.{aggregate_type}";
+/// Health says where the database is and what is wrong with it: for this machine alone, unless
+/// asked for.
+const HTTP_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9187);
 const LOCK_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 const STALL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(20);
 const SHUTDOWN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
@@ -166,7 +205,21 @@ impl Config {
                 let layers = Layers::read(around, args.common.config.as_deref())?;
                 Ok(Config {
                     log: log_format(&layers, around, args.common.log.clone())?,
-                    task: Task::Init(init(&layers, around, args)?),
+                    task: Task::Init(Box::new(init(&layers, around, *args)?)),
+                })
+            }
+            Command::Check(args) => {
+                let layers = Layers::read(around, args.common.config.as_deref())?;
+                Ok(Config {
+                    log: log_format(&layers, around, args.common.log.clone())?,
+                    task: Task::Check(Box::new(check(&layers, around, *args)?)),
+                })
+            }
+            Command::Status(args) => {
+                let layers = Layers::read(around, args.common.config.as_deref())?;
+                Ok(Config {
+                    log: log_format(&layers, around, args.common.log.clone())?,
+                    task: Task::Status(status(&layers, around, args)?),
                 })
             }
             Command::Run(args) => {
@@ -183,8 +236,6 @@ impl Config {
                     task: Task::Demo(demo(&layers, args)?),
                 })
             }
-            Command::Check(_) => Err(command_not_built("check")),
-            Command::Status(_) => Err(command_not_built("status")),
             Command::Prune(_) => Err(command_not_built("prune")),
             Command::DeadLetters(_) => Err(command_not_built("dead-letters")),
             Command::Replay(_) => Err(command_not_built("replay")),
@@ -198,7 +249,7 @@ impl Config {
 fn command_not_built(name: &str) -> Failure {
     Failure::usage(
         format!("walrelay {name} is not built yet"),
-        "use init, run or demo; walrelay --help shows what they take",
+        "use init, check, run, status or demo; walrelay --help shows what they take",
     )
 }
 
@@ -211,6 +262,7 @@ fn init(layers: &Layers, around: &Surroundings, args: cli::InitCli) -> Result<In
     let lock_timeout = layers.get("lock_timeout", args.lock_timeout)?;
     Ok(InitConfig {
         source: source(layers, around, args.source)?,
+        mapping: mapping(layers, args.record)?,
         print_sql: args.print_sql,
         existing,
         lock_timeout: duration_or(lock_timeout, LOCK_TIMEOUT_DEFAULT)?,
@@ -220,19 +272,58 @@ fn init(layers: &Layers, around: &Surroundings, args: cli::InitCli) -> Result<In
 
 fn run(layers: &Layers, around: &Surroundings, args: cli::RunCli) -> Result<RunConfig, Failure> {
     refuse_not_built(layers, &args)?;
-    let topic = match layers.get("topic", args.topic)? {
-        Some(given) => values::topic(&given)?,
-        None => TOPIC_DEFAULT.to_owned(),
-    };
     let in_flight_bytes = match layers.get("in_flight_bytes", args.in_flight_bytes)? {
         Some(given) => values::size(&given, IN_FLIGHT_BYTES_MIN, IN_FLIGHT_BYTES_MAX)?,
         None => IN_FLIGHT_BYTES_MAX,
     };
     let stall_timeout = layers.get("stall_timeout", args.stall_timeout)?;
     let shutdown_timeout = layers.get("shutdown_timeout", args.shutdown_timeout)?;
-    let create_topics = match layers.get("create_topics", args.create_topics)? {
-        Some(given) => values::create_topics(&given)?,
-        None => None,
+    let Some(kafka) = kafka(layers, args.kafka)? else {
+        return Err(Failure::usage(
+            "no brokers: run does not know where Kafka is",
+            "add --brokers host:port,… (or WALRELAY_BROKERS, or brokers in the file)",
+        ));
+    };
+    Ok(RunConfig {
+        source: source(layers, around, args.source)?,
+        kafka,
+        mapping: mapping(layers, args.record)?,
+        http: http(layers, args.http)?,
+        stall_timeout: duration_or(stall_timeout, STALL_TIMEOUT_DEFAULT)?,
+        shutdown_timeout: duration_or(shutdown_timeout, SHUTDOWN_TIMEOUT_DEFAULT)?,
+        in_flight_bytes,
+    })
+}
+
+fn check(
+    layers: &Layers,
+    around: &Surroundings,
+    args: cli::CheckCli,
+) -> Result<CheckConfig, Failure> {
+    Ok(CheckConfig {
+        kafka: kafka(layers, args.kafka)?,
+        mapping: mapping(layers, args.record)?,
+        source: source(layers, around, args.source)?,
+        json: args.json,
+    })
+}
+
+fn status(
+    layers: &Layers,
+    around: &Surroundings,
+    args: cli::StatusCli,
+) -> Result<StatusConfig, Failure> {
+    Ok(StatusConfig {
+        source: source(layers, around, args.source)?,
+        http: http(layers, args.http)?,
+        json: args.json,
+    })
+}
+
+fn mapping(layers: &Layers, args: cli::RecordCli) -> Result<Mapping, Failure> {
+    let topic = match layers.get("topic", args.topic)? {
+        Some(given) => values::topic(&given)?,
+        None => TOPIC_DEFAULT.to_owned(),
     };
     let headers = layers.pairs("headers", "--header", &args.header)?;
     if let Some((name, _)) = headers
@@ -250,25 +341,38 @@ fn run(layers: &Layers, around: &Surroundings, args: cli::RunCli) -> Result<RunC
             format!("write the column's name behind it: {name}=COLUMN"),
         ));
     }
-    let Some(brokers) = layers.get("brokers", args.brokers)? else {
-        return Err(Failure::usage(
-            "no brokers: run does not know where Kafka is",
-            "add --brokers host:port,… (or WALRELAY_BROKERS, or brokers in the file)",
-        ));
+    Ok(Mapping { topic, headers })
+}
+
+/// `None`: no brokers are named.
+fn kafka(layers: &Layers, args: cli::KafkaCli) -> Result<Option<Kafka>, Failure> {
+    let create_topics = match layers.get("create_topics", args.create_topics)? {
+        Some(given) => values::create_topics(&given)?,
+        None => None,
     };
-    Ok(RunConfig {
-        source: source(layers, around, args.source)?,
-        kafka: Kafka {
-            brokers: brokers.value,
-            properties: layers.pairs("kafka", "--kafka", &args.kafka)?,
-            create_topics,
-        },
-        topic,
-        headers,
-        stall_timeout: duration_or(stall_timeout, STALL_TIMEOUT_DEFAULT)?,
-        shutdown_timeout: duration_or(shutdown_timeout, SHUTDOWN_TIMEOUT_DEFAULT)?,
-        in_flight_bytes,
-    })
+    let properties = layers.pairs("kafka", "--kafka", &args.kafka)?;
+    let brokers = layers.get("brokers", args.brokers)?;
+    Ok(brokers.map(|brokers| Kafka {
+        brokers: brokers.value,
+        properties,
+        create_topics,
+    }))
+}
+
+fn http(layers: &Layers, flag: Option<String>) -> Result<Http, Failure> {
+    let Some(given) = layers.get("http", flag)? else {
+        return Ok(Http::Default(HTTP_DEFAULT));
+    };
+    if given.value == "off" {
+        return Ok(Http::Off);
+    }
+    let address = given.value.parse().map_err(|_| {
+        given.wrong(
+            "is no address and port",
+            "write an address of this machine and a port, e.g. 127.0.0.1:9187, or off",
+        )
+    })?;
+    Ok(Http::At(address))
 }
 
 fn demo(layers: &Layers, args: cli::DemoCli) -> Result<DemoConfig, Failure> {
@@ -333,7 +437,6 @@ fn refuse_not_built(layers: &Layers, args: &cli::RunCli) -> Result<(), Failure> 
         ("on_poison", &args.on_poison, "halt", &["park"][..]),
         ("on_gap", &args.on_gap, "halt", &["heal", "skip"][..]),
         ("retention", &args.retention, "off", &[][..]),
-        ("http", &args.http, "off", &[][..]),
     ];
     for (key, flag, accepted, later) in one_value {
         let Some(given) = layers.get(key, flag.clone())? else {
@@ -362,6 +465,15 @@ fn refuse_not_built(layers: &Layers, args: &cli::RunCli) -> Result<(), Failure> 
 
 fn duration_or(given: Option<Given>, default: Duration) -> Result<Duration, Failure> {
     given.map_or(Ok(default), |given| values::duration(&given))
+}
+
+impl Default for Mapping {
+    fn default() -> Self {
+        Mapping {
+            topic: TOPIC_DEFAULT.to_owned(),
+            headers: Vec::new(),
+        }
+    }
 }
 
 impl TableName {

@@ -27,6 +27,7 @@ pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod error;
+pub mod finding;
 pub mod io;
 pub mod lsn;
 pub mod record;

@@ -42,6 +42,7 @@ fn start(cli: Cli) -> Result<(), Failure> {
     let config = Config::resolve(cli.command, &Surroundings::of_process())?;
     let voice = match config.task {
         Task::Run(_) | Task::Init(_) => Voice::Full,
+        Task::Check(_) | Task::Status(_) => Voice::Aside,
         Task::Demo(_) => Voice::Aside,
     };
     telemetry::init(config.log, voice)?;
@@ -67,7 +68,9 @@ async fn dispatch(task: Task) -> Result<(), Failure> {
             kafka::check_properties(&config.kafka.properties)?;
             service::run(*config).await
         }
-        Task::Init(config) => commands::init::run(config).await,
+        Task::Init(config) => commands::init::run(*config).await,
+        Task::Check(config) => commands::check::run(*config).await,
+        Task::Status(config) => commands::status::run(config).await,
         Task::Demo(config) => commands::demo::run(config).await,
     }
 }

@@ -84,7 +84,7 @@ pub async fn run_with(
     kafka: kafka::Settings,
     stop: StopBy,
 ) -> Result<(), Failure> {
-    let topic = Template::parse(&config.topic).map_err(|error| {
+    let topic = Template::parse(&config.mapping.topic).map_err(|error| {
         Failure::usage(
             error.to_string(),
             "--topic is a template over columns, e.g. outbox.event.{aggregate_type}",
@@ -93,7 +93,7 @@ pub async fn run_with(
     let settings = Settings {
         mapping: Mapping {
             topic,
-            headers: config.headers.clone(),
+            headers: config.mapping.headers.clone(),
         },
         process_id: process_id()?,
         in_flight_events_max: IN_FLIGHT_EVENTS_MAX,
@@ -111,7 +111,7 @@ pub async fn run_with(
         publisher: Publisher::new(&kafka)?,
         surroundings: Arc::new(Surroundings {
             source: config.source,
-            topic_columns: words::columns(&config.topic, &config.headers),
+            topic_columns: words::columns(&config.mapping.topic, &config.mapping.headers),
             create_topics: config.kafka.create_topics,
             kafka,
             process_id,

@@ -16,14 +16,23 @@ fn may_import(room: &str) -> Option<&'static [&'static str]> {
         "lsn" => &[],
         "record" => &["lsn"],
         "error" => &["record", "lsn"],
+        "finding" => &["error"],
         "wire" => &["lsn"],
         "relay" => &["wire", "record", "lsn", "error"],
-        "io" => &["wire", "record", "lsn", "config", "error"],
+        "io" => &["wire", "record", "lsn", "config", "error", "finding"],
         // How a topic is spelt is parsed once, at the door.
         "config" => &["cli", "error", "lsn", "relay::route"],
         "cli" => &["config", "error"],
-        "telemetry" => &["config", "error", "lsn", "record"],
-        "commands" => &["io", "config", "error", "lsn", "record", "telemetry"],
+        "telemetry" => &["config", "error", "finding", "lsn", "record"],
+        "commands" => &[
+            "io",
+            "config",
+            "error",
+            "finding",
+            "lsn",
+            "record",
+            "telemetry",
+        ],
         // It shows the very relay that `run` runs, in one process with the broker it shows it on.
         "commands/demo" => &["io", "config", "error", "service"],
         // The only file that sees both relay and io.
@@ -35,6 +44,7 @@ fn may_import(room: &str) -> Option<&'static [&'static str]> {
             "lsn",
             "config",
             "error",
+            "finding",
             "telemetry",
         ],
         "main" | "lib" => &[
@@ -42,6 +52,7 @@ fn may_import(room: &str) -> Option<&'static [&'static str]> {
             "commands",
             "config",
             "error",
+            "finding",
             "io",
             "lsn",
             "record",

@@ -20,7 +20,9 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
-use crate::config::{CreateTopics, DemoConfig, InitConfig, Kafka, RunConfig, Source, TableName};
+use crate::config::{
+    CreateTopics, DemoConfig, Http, InitConfig, Kafka, Mapping, RunConfig, Source, TableName,
+};
 use crate::error::{DbError, Exit, Failure};
 use crate::io::side::{Side, db_error};
 use crate::io::{connect, kafka, registry};
@@ -168,8 +170,11 @@ impl Stage {
         let run = RunConfig {
             source,
             kafka: to_kafka,
-            topic: format!("{prefix}.{{aggregate_type}}"),
-            headers: Vec::new(),
+            mapping: Mapping {
+                topic: format!("{prefix}.{{aggregate_type}}"),
+                ..Mapping::default()
+            },
+            http: Http::Off,
             stall_timeout: Duration::from_secs(20),
             shutdown_timeout: Duration::from_secs(30),
             in_flight_bytes: 64 << 20,
@@ -310,6 +315,7 @@ fn broker(config: &DemoConfig) -> Result<(Kafka, kafka::Settings, String), Failu
 async fn set_up(source: &Source, style: Style) -> Result<Side, Failure> {
     let init = InitConfig {
         source: source.clone(),
+        mapping: Mapping::default(),
         print_sql: false,
         existing: None,
         lock_timeout: Duration::from_secs(10),

@@ -10,6 +10,7 @@
 //! - An outage of the broker fails nothing (`message.timeout.ms=0`, idempotence): it is waited out
 //!   by the client library, and shows only as [`ClientNotice`]s.
 
+mod check;
 mod context;
 mod mock;
 mod native;
@@ -20,6 +21,7 @@ mod settings;
 mod tests;
 mod topics;
 
+pub use check::{Reach, look, reach};
 pub use context::{BrokerStats, ClientNotice};
 pub use mock::MockBroker;
 pub use publisher::{Publisher, Rebuilt};

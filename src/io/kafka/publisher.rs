@@ -11,7 +11,7 @@ use tracing::error;
 
 use super::context::{BrokerStats, ClientNotice, Inbox};
 use super::native::{Producer, Signal};
-use super::{Settings, code_of};
+use super::{Reach, Settings, code_of};
 use crate::error::{Failure, kafka};
 use crate::record::{KafkaCode, Record, Report, Ticket};
 
@@ -60,6 +60,7 @@ pub struct Publisher {
     in_flight: usize,
     state: State,
     late: bool,
+    reach: Reach,
 }
 
 impl Publisher {
@@ -85,6 +86,7 @@ impl Publisher {
             in_flight: 0,
             state: State::Sending,
             late: false,
+            reach: Reach::default(),
         })
     }
 
@@ -222,6 +224,17 @@ impl Publisher {
             self.said.insert(text.to_owned(), now);
         }
         is_due
+    }
+
+    /// Keeps what the last look at the cluster has found.
+    pub fn on_reach(&mut self, reach: Reach) {
+        self.reach = reach;
+    }
+
+    /// What is wrong with Kafka as the last look found it, and what to do about it.
+    #[must_use]
+    pub fn trouble(&self) -> Option<(String, String)> {
+        self.reach.trouble()
     }
 
     /// From the client's statistics; `None` in the first ten seconds.

@@ -15,18 +15,22 @@ use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
 use crate::proc::{self, AtParentDeath, Proc, RunAs, eventually};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pg {
     V15,
+    V16,
+    V17,
     V18,
 }
 
 impl Pg {
-    pub const ALL: [Pg; 2] = [Pg::V15, Pg::V18];
+    pub const ALL: [Pg; 4] = [Pg::V15, Pg::V16, Pg::V17, Pg::V18];
 
-    fn number(self) -> &'static str {
+    pub fn number(self) -> &'static str {
         match self {
             Pg::V15 => "15",
+            Pg::V16 => "16",
+            Pg::V17 => "17",
             Pg::V18 => "18",
         }
     }
@@ -57,7 +61,7 @@ pub struct Cluster {
 impl Cluster {
     /// The cluster of that version which tests share. Never stop it.
     pub fn shared(pg: Pg) -> &'static Cluster {
-        static SHARED: [OnceLock<Cluster>; 2] = [OnceLock::new(), OnceLock::new()];
+        static SHARED: [OnceLock<Cluster>; 4] = [const { OnceLock::new() }; 4];
         SHARED[pg as usize].get_or_init(|| Cluster::start(pg))
     }
 

@@ -9,6 +9,7 @@
 //! Nothing that can block runs here: connecting, statements and questions to the cluster are jobs
 //! on the side that answer over a channel.
 
+mod health;
 mod jobs;
 mod pace;
 mod words;
@@ -39,7 +40,7 @@ use crate::relay::orders::{
 use crate::relay::outbox::Mapping;
 use crate::relay::route::Template;
 use crate::telemetry;
-use crate::telemetry::{Amount, Gauges, Leader, Progress};
+use health::Vitals;
 use jobs::{Done, Link, Surroundings};
 use pace::Pace;
 
@@ -106,6 +107,7 @@ pub async fn run_with(
     let (tell, answers) = mpsc::unbounded_channel();
     let now = now();
     let process_id = settings.process_id.clone();
+    let vitals = Vitals::start(config.http, &config.source, &process_id)?;
     let mut service = Service {
         machine: Machine::new(settings, now),
         publisher: Publisher::new(&kafka)?,
@@ -118,7 +120,7 @@ pub async fn run_with(
             wal_sender_timeout: WAL_SENDER_TIMEOUT,
             sessions: AtomicU32::new(0),
         }),
-        progress: Progress::new(),
+        vitals,
         tell,
         side: None,
         link: None,
@@ -162,7 +164,7 @@ struct Service {
     machine: Machine,
     publisher: Publisher,
     surroundings: Arc<Surroundings>,
-    progress: Progress,
+    vitals: Vitals,
     tell: mpsc::UnboundedSender<Done>,
     /// The session that holds the lock; away while a job looks for the lead with it.
     side: Option<Side>,
@@ -203,6 +205,7 @@ impl Service {
         self.machine.advance(now());
         loop {
             let now = now();
+            self.vitals.turned(now);
             self.machine.turned(now);
             self.take_reports(now);
             self.read_buffered(now);
@@ -542,6 +545,8 @@ impl Service {
     // ---- words -----------------------------------------------------------------------------
 
     fn log(&mut self, notice: &Notice) {
+        // Something changed: health is told in this turn.
+        self.live_at = Moment::ZERO;
         if *notice == Notice::BatchTooLarge {
             self.limit_batch(self.batch_bytes / 2);
         }
@@ -554,37 +559,24 @@ impl Service {
     }
 
     fn publish_progress(&mut self, now: Moment) {
+        let progress = &self.vitals.progress;
         let deliveries = self.machine.take_deliveries();
         if !deliveries.by_topic.is_empty() {
             let clock = SystemTime::now();
             for (topic, events, bytes) in &deliveries.by_topic {
-                self.progress.delivered(topic, *events, *bytes);
+                progress.delivered(topic, *events, *bytes);
             }
             for (committed, events) in &deliveries.commit_times {
-                self.progress.latency(*committed, clock, *events);
+                progress.latency(*committed, clock, *events);
             }
         }
         if now < self.live_at {
             return;
         }
         self.live_at = now + LIVE_INTERVAL;
-        let standing = self.machine.standing();
-        let amount = |events, bytes| Amount { events, bytes };
-        let load = standing.load;
-        self.progress.gauges(Gauges {
-            in_flight: amount(load.in_flight_events, load.in_flight_bytes),
-            held: amount(load.held_events, load.held_bytes),
-            oldest_undelivered: standing.oldest_undelivered,
-            wal_end: standing.received,
-            confirmed_flush: standing.flush,
-            leader: if standing.is_leading {
-                Leader::Leading
-            } else {
-                Leader::Standby
-            },
-        });
+        self.vitals.hand_over(&self.machine, &self.publisher, now);
         if telemetry::live_is_on() {
-            telemetry::show_live(&self.progress.live_line(SystemTime::now()));
+            telemetry::show_live(&self.vitals.progress.live_line(SystemTime::now()));
         }
     }
 }

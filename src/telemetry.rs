@@ -4,6 +4,7 @@
 //! # Invariants
 //! - The live line and log lines never share a line of the terminal.
 
+pub mod health;
 mod progress;
 
 use std::io::{self, IsTerminal, Write};

@@ -8,6 +8,7 @@ pub mod catalog;
 pub mod connect;
 mod conversation;
 pub mod frames;
+pub mod http;
 pub mod kafka;
 mod login;
 pub mod preflight;

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use super::orders::Absent;
 use super::topics::Topics;
 use crate::record::{Record, Ticket};
 
@@ -99,6 +100,28 @@ impl Held {
             }
             may_go
         })
+    }
+
+    /// Topics without which events wait, each with their number.
+    #[must_use]
+    pub fn waits_for(&self, topics: &Topics, topics_max: usize) -> Vec<Absent> {
+        let mut events: HashMap<u16, usize> = HashMap::new();
+        for waiting in &self.queue {
+            *events.entry(waiting.topic).or_default() += 1;
+        }
+        let mut absent: Vec<Absent> = events
+            .into_iter()
+            .filter_map(|(topic, events)| {
+                Some(Absent {
+                    topic: topics.name(topic).to_owned(),
+                    unanswered: topics.why_not(topic)?,
+                    events,
+                })
+            })
+            .collect();
+        absent.sort_by(|a, b| a.topic.cmp(&b.topic));
+        absent.truncate(topics_max);
+        absent
     }
 
     fn forget_key(&mut self, key: u64) {

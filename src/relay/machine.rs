@@ -21,6 +21,7 @@ mod delivery;
 mod ending;
 mod lead;
 mod session;
+mod standing;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -30,8 +31,8 @@ use super::feedback::Feedback;
 use super::held::Held;
 use super::ledger::{Ledger, OtherHistory};
 use super::orders::{
-    Close, Deliveries, Halted, Led, Notice, OpenError, Opened, Order, Probed, Purge, Seek,
-    Settings, Standing, Stop, StreamEnd,
+    Close, Deliveries, Halted, Ill, Leadership, Led, Notice, OpenError, Opened, Order, Probed,
+    Purge, Seek, Settings, Stop, StreamEnd,
 };
 use super::outbox::{MissingColumn, Shape};
 use super::topics::Topics;
@@ -174,6 +175,8 @@ pub struct Machine {
     recheck_at: Moment,
     is_stalled: bool,
     rest: Duration,
+    /// The broker's last refusal, until something is delivered.
+    refused: Option<Ill>,
     release_due: bool,
     deliveries: Deliveries,
     tally: Vec<(u64, u64)>,
@@ -198,6 +201,9 @@ pub struct Machine {
     /// When each lasting condition was last said.
     reminders: HashMap<String, Moment>,
     standby_said: bool,
+    leadership: Leadership,
+    /// Why the stream is not open; kept until it is.
+    closed_because: Option<String>,
 }
 
 impl Machine {
@@ -234,6 +240,7 @@ impl Machine {
             recheck_at: now,
             is_stalled: false,
             rest: REST_MIN,
+            refused: None,
             release_due: false,
             deliveries: Deliveries::default(),
             tally: Vec::new(),
@@ -252,6 +259,8 @@ impl Machine {
             probe_sent_at: None,
             reminders: HashMap::new(),
             standby_said: false,
+            leadership: Leadership::Unknown,
+            closed_because: None,
         }
     }
 
@@ -425,19 +434,6 @@ impl Machine {
 
     pub fn take_deliveries(&mut self) -> Deliveries {
         std::mem::take(&mut self.deliveries)
-    }
-
-    #[must_use]
-    pub fn standing(&self) -> Standing {
-        Standing {
-            is_leading: self.lead == Lead::Held,
-            is_streaming: self.stream == Stream::Open,
-            load: self.ledger.load(),
-            span: self.ledger.span(),
-            received: self.feedback.received_lsn(),
-            flush: self.highest_reported.unwrap_or_default(),
-            oldest_undelivered: self.ledger.oldest_undelivered(),
-        }
     }
 }
 

@@ -368,4 +368,65 @@ pub struct Standing {
     pub received: Lsn,
     pub flush: Lsn,
     pub oldest_undelivered: Option<PgTimestamp>,
+    /// W: everything up to this transaction is delivered.
+    pub delivered: Option<Triple>,
+    pub leadership: Leadership,
+    /// Why there is no stream, while there is none.
+    pub closed: Option<Closed>,
+    /// What ends the relay, and what its operator is to do.
+    pub ending: Option<Ill>,
+    /// An event in front of which everything waits.
+    pub stuck_event: Option<Ill>,
+    /// The broker's last refusal, while nothing has been delivered since.
+    pub refused: Option<Ill>,
+    /// For how long nothing was delivered, although something could be.
+    pub silent: Option<Duration>,
+    /// So many events are held that nothing more is taken.
+    pub is_full: bool,
+}
+
+/// Something that is wrong, and its remedy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ill {
+    pub what: String,
+    pub remedy: String,
+}
+
+impl Ill {
+    #[must_use]
+    pub fn of(failure: &Failure) -> Self {
+        Ill {
+            what: failure.causes.join("; "),
+            remedy: failure.remedy.clone(),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Leadership {
+    /// Not asked yet.
+    #[default]
+    Unknown,
+    Leading,
+    /// Who leads, or why we leave it to another.
+    Elsewhere(String),
+    /// There is no session that could be asked.
+    NoDatabase(Ill),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Closed {
+    /// It is being opened for the first time, or was closed by ourselves for a moment.
+    Opening,
+    UntilKafkaAnswers,
+    Because(String),
+}
+
+/// A topic without which events wait.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Absent {
+    pub topic: String,
+    /// Why the cluster did not answer; `None` where it has no such topic.
+    pub unanswered: Option<String>,
+    pub events: usize,
 }

@@ -17,8 +17,8 @@ enum Known {
     Asking,
     Present,
     Absent,
-    /// The cluster did not answer.
-    Silent,
+    /// The cluster did not answer, and why.
+    Silent(String),
 }
 
 #[derive(Debug)]
@@ -73,7 +73,7 @@ impl Topics {
         let topic = &self.list[usize::from(id)];
         match topic.known {
             Known::Present => topic.partitions,
-            Known::Asking | Known::Absent | Known::Silent => None,
+            Known::Asking | Known::Absent | Known::Silent(_) => None,
         }
     }
 
@@ -94,7 +94,7 @@ impl Topics {
             }
             TopicState::Absent => Known::Absent,
             TopicState::Unknown(_) if was_present => Known::Present,
-            TopicState::Unknown(_) => Known::Silent,
+            TopicState::Unknown(why) => Known::Silent(why.clone()),
         };
         let is_present = matches!(topic.known, Known::Present);
         match (was_present, is_present) {
@@ -146,7 +146,18 @@ impl Topics {
     pub fn may_come(&self, id: u16) -> bool {
         match self.list[usize::from(id)].known {
             Known::Asking | Known::Present => true,
-            Known::Absent | Known::Silent => false,
+            Known::Absent | Known::Silent(_) => false,
+        }
+    }
+
+    /// Why events wait for this topic: the cluster's silence, with its reason, or (`Some(None)`)
+    /// its word that there is none. `None` where they do not, or it has only just been asked.
+    #[must_use]
+    pub fn why_not(&self, id: u16) -> Option<Option<String>> {
+        match &self.list[usize::from(id)].known {
+            Known::Asking | Known::Present => None,
+            Known::Absent => Some(None),
+            Known::Silent(why) => Some(Some(why.clone())),
         }
     }
 
@@ -155,7 +166,7 @@ impl Topics {
     pub fn is_unanswered(&self) -> bool {
         self.list
             .iter()
-            .any(|t| matches!(t.known, Known::Asking | Known::Silent))
+            .any(|t| matches!(t.known, Known::Asking | Known::Silent(_)))
     }
 
     /// Every topic's name: to ask whether they are all still there.

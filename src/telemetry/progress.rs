@@ -12,10 +12,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use prometheus::core::Collector;
 use prometheus::local::LocalHistogram;
 use prometheus::{
-    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry, TextEncoder,
 };
 
+use super::health::{Health, approximate};
 use crate::error::Class;
 use crate::lsn::{Lsn, PgTimestamp};
 
@@ -33,10 +34,29 @@ pub mod name {
     /// Gauges: taken from the stream, not yet given to the producer.
     pub const HELD_EVENTS: &str = "walrelay_held_events";
     pub const HELD_BYTES: &str = "walrelay_held_bytes";
-    /// Gauge, 0 when everything that was taken is delivered.
+    /// Gauge, 0 when everything is delivered, NaN when that is not known.
     pub const OLDEST_UNDELIVERED_AGE: &str = "walrelay_oldest_undelivered_age_seconds";
-    /// Gauge, from the confirmed position to the end of the server's WAL.
+    /// Gauges on the slot; NaN when not known.
     pub const CONFIRMED_FLUSH_LAG: &str = "walrelay_confirmed_flush_lag_bytes";
+    pub const RETAINED_WAL: &str = "walrelay_slot_retained_wal_bytes";
+    /// NaN also where `max_slot_wal_keep_size` sets no limit.
+    pub const SAFE_WAL_SIZE: &str = "walrelay_slot_safe_wal_size_bytes";
+    /// Gauge, 1 for the status that the slot has, else 0; label `status`.
+    pub const WAL_STATUS: &str = "walrelay_slot_wal_status";
+    /// Gauge, what the whole cluster writes; NaN when not known.
+    pub const WAL_RATE: &str = "walrelay_wal_bytes_per_second";
+    /// Gauges on what may hold `restart_lsn` back: 0 where there is none, NaN when not known.
+    pub const OLDEST_TRANSACTION_AGE: &str = "walrelay_oldest_transaction_age_seconds";
+    pub const PREPARED_TRANSACTION_AGE: &str = "walrelay_prepared_transaction_age_seconds";
+    /// Gauge, 1 when every condition holds, else 0.
+    pub const READY: &str = "walrelay_ready";
+    /// Gauge, 1 where the condition holds, 0 where it does not, NaN when not known; label
+    /// `condition`.
+    pub const CONDITION: &str = "walrelay_condition";
+    /// Gauge; NaN when not known.
+    pub const BROKERS_UP: &str = "walrelay_brokers_up";
+    /// Gauge, the slowest broker's; label `quantile`.
+    pub const BROKER_RTT: &str = "walrelay_broker_rtt_seconds";
     /// Gauge, 1 for the state that holds, else 0; label `state`.
     pub const LEADER_STATE: &str = "walrelay_leader_state";
     /// Counter; label `peer`.
@@ -61,11 +81,10 @@ pub struct Progress {
     in_flight_bytes: IntGauge,
     held_events: IntGauge,
     held_bytes: IntGauge,
-    oldest_undelivered_age: Gauge,
-    confirmed_flush_lag: IntGauge,
     leader_state: IntGaugeVec,
     reconnects: IntCounterVec,
     errors: IntCounterVec,
+    health: HealthGauges,
     state: Mutex<State>,
 }
 
@@ -119,7 +138,7 @@ pub enum Peer {
 impl Leader {
     const ALL: [Leader; 3] = [Leader::Unknown, Leader::Standby, Leader::Leading];
 
-    fn label(self) -> &'static str {
+    pub(super) fn label(self) -> &'static str {
         match self {
             Leader::Unknown => "unknown",
             Leader::Standby => "standby",
@@ -129,6 +148,8 @@ impl Leader {
 }
 
 impl Peer {
+    const ALL: [Peer; 2] = [Peer::Postgres, Peer::Kafka];
+
     fn label(self) -> &'static str {
         match self {
             Peer::Postgres => "postgres",
@@ -136,6 +157,14 @@ impl Peer {
         }
     }
 }
+
+const CLASSES: [Class; 5] = [
+    Class::Transient,
+    Class::Poison,
+    Class::Definite,
+    Class::Fatal,
+    Class::Consequence,
+];
 
 fn class_label(class: Class) -> &'static str {
     match class {
@@ -168,24 +197,26 @@ impl Progress {
         let counters = |name, help, labels: &[&str]| {
             register(&registry, IntCounterVec::new(Opts::new(name, help), labels))
         };
+        let reconnects = counters(name::RECONNECTS, "Connections made again.", &["peer"]);
+        let errors = counters(name::ERRORS, "Errors by class.", &["peer", "class"]);
+        // A series that starts at its first error has no increase to be alerted on.
+        for peer in Peer::ALL {
+            reconnects.with_label_values(&[peer.label()]);
+            for class in CLASSES {
+                errors.with_label_values(&[peer.label(), class_label(class)]);
+            }
+        }
         Progress {
             delivered_events: counters(name::DELIVERED_EVENTS, "Events delivered.", &["topic"]),
-            delivered_bytes: counters(name::DELIVERED_BYTES, "Bytes delivered.", &["topic"]),
+            delivered_bytes: counters(
+                name::DELIVERED_BYTES,
+                "Key and value bytes delivered.",
+                &["topic"],
+            ),
             in_flight_events: gauge(name::IN_FLIGHT_EVENTS, "Events sent, not yet delivered."),
             in_flight_bytes: gauge(name::IN_FLIGHT_BYTES, "Bytes sent, not yet delivered."),
             held_events: gauge(name::HELD_EVENTS, "Events taken, not yet sent."),
             held_bytes: gauge(name::HELD_BYTES, "Bytes taken, not yet sent."),
-            oldest_undelivered_age: register(
-                &registry,
-                Gauge::new(
-                    name::OLDEST_UNDELIVERED_AGE,
-                    "Age of the oldest event that is taken and not delivered.",
-                ),
-            ),
-            confirmed_flush_lag: gauge(
-                name::CONFIRMED_FLUSH_LAG,
-                "From the confirmed position to the end of the WAL.",
-            ),
             leader_state: register(
                 &registry,
                 IntGaugeVec::new(
@@ -193,8 +224,9 @@ impl Progress {
                     &["state"],
                 ),
             ),
-            reconnects: counters(name::RECONNECTS, "Connections made again.", &["peer"]),
-            errors: counters(name::ERRORS, "Errors by class.", &["peer", "class"]),
+            reconnects,
+            errors,
+            health: HealthGauges::new(&registry),
             state: Mutex::new(State {
                 topics: HashMap::new(),
                 delivered_events: 0,
@@ -250,9 +282,14 @@ impl Progress {
             .inc();
     }
 
-    /// Everything, in Prometheus's text format, true at `now`.
     #[must_use]
-    pub fn gather(&self, now: SystemTime) -> String {
+    pub fn delivered_so_far(&self) -> u64 {
+        self.lock().delivered_events
+    }
+
+    /// Everything, in Prometheus's text format, as true as `health` is.
+    #[must_use]
+    pub fn gather(&self, health: &Health) -> String {
         let gauges = {
             let state = self.lock();
             state.latency.flush();
@@ -262,14 +299,12 @@ impl Progress {
         self.in_flight_bytes.set(signed(gauges.in_flight.bytes));
         self.held_events.set(signed(gauges.held.events));
         self.held_bytes.set(signed(gauges.held.bytes));
-        self.oldest_undelivered_age
-            .set(gauges.oldest_age(now).as_secs_f64());
-        self.confirmed_flush_lag.set(signed(gauges.lag_bytes()));
         for leader in Leader::ALL {
             self.leader_state
                 .with_label_values(&[leader.label()])
-                .set(i64::from(leader == gauges.leader));
+                .set(i64::from(leader.label() == health.leader));
         }
+        self.health.set(health);
         TextEncoder::new()
             .encode_to_string(&self.registry.gather())
             .expect("every metric here has a name and a value")
@@ -319,6 +354,113 @@ impl Progress {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Counters hold no invariant that a panic could have broken.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What health knows, as gauges.
+struct HealthGauges {
+    oldest_undelivered_age: Gauge,
+    confirmed_flush_lag: Gauge,
+    retained_wal: Gauge,
+    safe_wal_size: Gauge,
+    wal_status: GaugeVec,
+    wal_rate: Gauge,
+    oldest_transaction_age: Gauge,
+    prepared_transaction_age: Gauge,
+    ready: Gauge,
+    condition: GaugeVec,
+    brokers_up: Gauge,
+    broker_rtt: GaugeVec,
+}
+
+/// What `pg_replication_slots.wal_status` can be.
+const WAL_STATUSES: [&str; 4] = ["reserved", "extended", "unreserved", "lost"];
+
+impl HealthGauges {
+    fn new(registry: &Registry) -> Self {
+        let gauge = |name, help| register(registry, Gauge::new(name, help));
+        let by =
+            |name, help, label| register(registry, GaugeVec::new(Opts::new(name, help), &[label]));
+        HealthGauges {
+            oldest_undelivered_age: gauge(
+                name::OLDEST_UNDELIVERED_AGE,
+                "Age of the oldest undelivered event, 0 when all is delivered.",
+            ),
+            confirmed_flush_lag: gauge(
+                name::CONFIRMED_FLUSH_LAG,
+                "From the slot's confirmed_flush_lsn to the end of the WAL.",
+            ),
+            retained_wal: gauge(
+                name::RETAINED_WAL,
+                "WAL that the slot keeps on the server's disk: from restart_lsn to the end.",
+            ),
+            safe_wal_size: gauge(
+                name::SAFE_WAL_SIZE,
+                "WAL that may still be written before the slot is lost; NaN without a limit.",
+            ),
+            wal_status: by(name::WAL_STATUS, "1 for the status of the slot.", "status"),
+            wal_rate: gauge(name::WAL_RATE, "WAL that the whole cluster writes."),
+            oldest_transaction_age: gauge(
+                name::OLDEST_TRANSACTION_AGE,
+                "Age of the oldest running transaction that has written; it may hold restart_lsn back.",
+            ),
+            prepared_transaction_age: gauge(
+                name::PREPARED_TRANSACTION_AGE,
+                "Age of the oldest prepared transaction; it holds restart_lsn back.",
+            ),
+            ready: gauge(name::READY, "1 when every condition of being ready holds."),
+            condition: by(
+                name::CONDITION,
+                "1 where the condition holds, 0 where not, NaN where unknown.",
+                "condition",
+            ),
+            brokers_up: gauge(name::BROKERS_UP, "Kafka brokers that are connected."),
+            broker_rtt: by(
+                name::BROKER_RTT,
+                "The slowest Kafka broker's round trip.",
+                "quantile",
+            ),
+        }
+    }
+
+    fn set(&self, health: &Health) {
+        let numbers = &health.progress;
+        let or_nan = |value: Option<f64>| value.unwrap_or(f64::NAN);
+        let count = |value: Option<u64>| or_nan(value.map(approximate));
+        let flag = |value: Option<bool>| or_nan(value.map(|v| f64::from(u8::from(v))));
+        self.oldest_undelivered_age
+            .set(or_nan(numbers.oldest_undelivered_age_seconds));
+        self.confirmed_flush_lag.set(count(numbers.lag_bytes));
+        self.retained_wal.set(count(numbers.retained_bytes));
+        let safe = numbers.safe_wal_size.map(|size| {
+            let bytes = approximate(size.unsigned_abs());
+            if size < 0 { -bytes } else { bytes }
+        });
+        self.safe_wal_size.set(or_nan(safe));
+        for status in WAL_STATUSES {
+            let has = numbers.wal_status.as_deref().map(|known| known == status);
+            self.wal_status.with_label_values(&[status]).set(flag(has));
+        }
+        self.wal_rate.set(or_nan(numbers.wal_bytes_per_second));
+        self.oldest_transaction_age
+            .set(or_nan(numbers.oldest_transaction_age_seconds));
+        self.prepared_transaction_age
+            .set(or_nan(numbers.prepared_transaction_age_seconds));
+        self.ready.set(flag(Some(health.ready)));
+        for condition in &health.conditions {
+            self.condition
+                .with_label_values(&[condition.name.as_str()])
+                .set(flag(condition.ok));
+        }
+        self.brokers_up.set(count(numbers.brokers_up));
+        for (quantile, rtt) in [
+            ("0.5", numbers.broker_rtt_p50_seconds),
+            ("0.99", numbers.broker_rtt_p99_seconds),
+        ] {
+            self.broker_rtt
+                .with_label_values(&[quantile])
+                .set(or_nan(rtt));
+        }
     }
 }
 
@@ -383,6 +525,7 @@ fn bytes_for_people(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::health::{Board, Identity, Now};
     use super::*;
 
     fn at(millis: u64) -> SystemTime {
@@ -393,17 +536,62 @@ mod tests {
         PgTimestamp::from_unix_micros((1_700_000_000_000 + millis) * 1000)
     }
 
+    /// Of a relay that knows nothing yet.
+    fn unknown() -> Health {
+        let identity = Identity {
+            slot: "s".into(),
+            publication: "p".into(),
+            table: "t".into(),
+            process_id: "id".into(),
+        };
+        let now = Now {
+            wall: at(0),
+            boot: Duration::ZERO,
+        };
+        Board::new(identity, now).report(0, now)
+    }
+
     #[test]
-    fn the_oldest_event_ages_while_nothing_moves() {
-        let progress = Progress::new();
-        progress.gauges(Gauges {
-            oldest_undelivered: Some(committed(0)),
-            ..Gauges::default()
-        });
-        let line = format!("{} 2.5\n", name::OLDEST_UNDELIVERED_AGE);
-        assert!(progress.gather(at(2_500)).contains(&line));
-        let line = format!("{} 60\n", name::OLDEST_UNDELIVERED_AGE);
-        assert!(progress.gather(at(60_000)).contains(&line));
+    fn what_is_not_known_is_no_number() {
+        let text = Progress::new().gather(&unknown());
+        for line in [
+            "walrelay_oldest_undelivered_age_seconds NaN\n",
+            "walrelay_confirmed_flush_lag_bytes NaN\n",
+            "walrelay_slot_wal_status{status=\"lost\"} NaN\n",
+            "walrelay_condition{condition=\"slot\"} NaN\n",
+            "walrelay_ready 0\n",
+            "walrelay_leader_state{state=\"unknown\"} 1\n",
+        ] {
+            assert!(text.contains(line), "{line}{text}");
+        }
+    }
+
+    #[test]
+    fn health_is_shown_as_numbers() {
+        let mut health = unknown();
+        health.ready = true;
+        health.leader = "leading".to_owned();
+        health.conditions[0].ok = Some(true);
+        health.progress.lag_bytes = Some(5 << 32);
+        health.progress.safe_wal_size = Some(-7);
+        health.progress.wal_status = Some("extended".to_owned());
+        health.progress.oldest_undelivered_age_seconds = Some(2.5);
+        health.progress.broker_rtt_p99_seconds = Some(0.25);
+        let text = Progress::new().gather(&health);
+        for line in [
+            "walrelay_oldest_undelivered_age_seconds 2.5\n",
+            "walrelay_confirmed_flush_lag_bytes 21474836480\n",
+            "walrelay_slot_safe_wal_size_bytes -7\n",
+            "walrelay_slot_wal_status{status=\"extended\"} 1\n",
+            "walrelay_slot_wal_status{status=\"reserved\"} 0\n",
+            "walrelay_condition{condition=\"loop\"} 1\n",
+            "walrelay_broker_rtt_seconds{quantile=\"0.99\"} 0.25\n",
+            "walrelay_leader_state{state=\"leading\"} 1\n",
+            "walrelay_leader_state{state=\"standby\"} 0\n",
+            "walrelay_ready 1\n",
+        ] {
+            assert!(text.contains(line), "{line}{text}");
+        }
     }
 
     #[test]
@@ -412,7 +600,7 @@ mod tests {
         progress.delivered("a", 2, 20);
         progress.delivered("b", 1, 5);
         progress.delivered("a", 3, 30);
-        let text = progress.gather(at(0));
+        let text = progress.gather(&unknown());
         assert!(text.contains("walrelay_delivered_events_total{topic=\"a\"} 5\n"));
         assert!(text.contains("walrelay_delivered_bytes_total{topic=\"a\"} 50\n"));
         assert!(text.contains("walrelay_delivered_events_total{topic=\"b\"} 1\n"));
@@ -425,21 +613,9 @@ mod tests {
         progress.latency(committed(10), at(3), 1);
         let (count, sum) = progress.latency_so_far();
         assert_eq!((count, sum.as_millis()), (5, 12));
-        let text = progress.gather(at(3));
+        let text = progress.gather(&unknown());
         assert!(text.contains("walrelay_delivery_latency_seconds_bucket{le=\"0.004\"} 5\n"));
         assert!(text.contains("walrelay_delivery_latency_seconds_bucket{le=\"0.002\"} 1\n"));
-    }
-
-    #[test]
-    fn exactly_one_leader_state_holds() {
-        let progress = Progress::new();
-        progress.gauges(Gauges {
-            leader: Leader::Leading,
-            ..Gauges::default()
-        });
-        let text = progress.gather(at(0));
-        assert!(text.contains("walrelay_leader_state{state=\"leading\"} 1\n"));
-        assert!(text.contains("walrelay_leader_state{state=\"standby\"} 0\n"));
     }
 
     #[test]
@@ -447,7 +623,7 @@ mod tests {
         let progress = Progress::new();
         progress.failed(Peer::Kafka, Class::Transient);
         progress.reconnected(Peer::Postgres);
-        let text = progress.gather(at(0));
+        let text = progress.gather(&unknown());
         assert!(
             text.contains("walrelay_errors_total{class=\"transient\",peer=\"kafka\"} 1\n"),
             "{text}"

@@ -187,7 +187,7 @@ impl Process {
         self.machine.advance(now);
         self.obey(env);
         let _ = self.machine.take_deliveries();
-        self.check_bounds();
+        self.check_bounds(now);
         if self.exit.is_some() {
             return;
         }
@@ -205,8 +205,8 @@ impl Process {
     }
 
     /// Memory is bounded, whatever happens: one row more than the limits at most.
-    fn check_bounds(&self) {
-        let standing = self.machine.standing();
+    fn check_bounds(&self, now: Moment) {
+        let standing = self.machine.standing(now);
         let load = standing.load;
         assert!(load.in_flight_events <= self.limits.0, "{standing:?}");
         let bytes = load.in_flight_bytes + load.held_bytes;

@@ -230,7 +230,7 @@ impl World {
             self.handle(event);
         }
         for (id, process) in &self.procs {
-            let standing = format!("p{id}: {:?}", process.machine().standing());
+            let standing = format!("p{id}: {:?}", process.machine().standing(self.env.ctx.now));
             self.env.ctx.note(standing);
         }
         let confirmed = self.env.pg.confirmed();

@@ -4,9 +4,8 @@ use super::migrations::{self, Layout};
 use super::survey::{Rows, Seen, WalrelaySchema};
 use crate::config::{Existing, Source};
 use crate::error::Failure;
-use crate::finding::{self, Finding};
 use crate::io::catalog::Table;
-use crate::io::preflight::{self, OUTBOX_COLUMNS, SlotSeen};
+use crate::io::preflight::{self, Need, OUTBOX_COLUMNS, SlotSeen};
 use crate::io::registry::{Registered, SlotState};
 use crate::io::sql::{quote_ident, quote_table, show_ident, show_table};
 
@@ -21,7 +20,7 @@ pub struct Plan {
     /// Worth saying, no obstacle.
     pub notes: Vec<String>,
     /// What stands in the way of running it, not of printing it.
-    pub needs: Vec<Finding>,
+    pub needs: Vec<Need>,
     /// Rows that are in the table at the slot's snapshot stay unpublished.
     pub existing: Option<Existing>,
 }
@@ -65,7 +64,7 @@ pub fn plan(source: &Source, seen: &Seen, existing: Option<Existing>) -> Result<
     if seen.server.in_recovery {
         // A standby has slots of its own: what they lack says nothing of the primary's.
         let needs = preflight::server_needs(&seen.server);
-        return Err(finding::failure(&needs).expect("recovery is refused"));
+        return Err(preflight::failure(needs).expect("recovery is refused"));
     }
     let mut planner = Planner::new(source, seen, existing);
     let slot = planner.slot();
@@ -76,7 +75,7 @@ pub fn plan(source: &Source, seen: &Seen, existing: Option<Existing>) -> Result<
     if slot != SlotWork::AlreadyThere {
         planner.environment(slot);
     }
-    if let Some(failure) = finding::failure(&planner.conflicts) {
+    if let Some(failure) = preflight::failure(planner.conflicts) {
         return Err(failure);
     }
     Ok(Plan {
@@ -96,8 +95,8 @@ struct Planner<'a> {
     statements: Vec<Statement>,
     already: Vec<Item>,
     notes: Vec<String>,
-    needs: Vec<Finding>,
-    conflicts: Vec<Finding>,
+    needs: Vec<Need>,
+    conflicts: Vec<Need>,
 }
 
 impl<'a> Planner<'a> {
@@ -141,8 +140,7 @@ impl<'a> Planner<'a> {
         let Some(table) = &self.seen.table else {
             self.make("table", name, migrations::outbox(&self.source.table));
             if !self.seen.table_schema_exists {
-                self.conflicts.push(Finding::failed(
-                    "schema",
+                self.conflicts.push(Need::refused(
                     format!(
                         "schema {} does not exist",
                         show_ident(&self.source.table.schema)
@@ -175,8 +173,7 @@ impl<'a> Planner<'a> {
             quote_ident(&self.source.table.schema),
             quote_ident(&self.seen.role.name),
         );
-        self.needs.push(Finding::failed(
-            "schema",
+        self.needs.push(Need::refused(
             format!("role {role} may not create in schema {schema} (42501)"),
             format!("grant create on schema {schema} to {role}"),
         ));
@@ -242,8 +239,7 @@ impl<'a> Planner<'a> {
                 self.make("schema", "walrelay".to_owned(), migrations::walrelay());
                 self.need_create_in_database();
             }
-            WalrelaySchema::Incomplete(missing) => self.conflicts.push(Finding::failed(
-                "schema walrelay",
+            WalrelaySchema::Incomplete(missing) => self.conflicts.push(Need::refused(
                 format!("schema walrelay exists, but lacks {}", missing.join(", ")),
                 "if nobody else uses the name: drop schema walrelay cascade; else rename it",
             )),
@@ -251,8 +247,7 @@ impl<'a> Planner<'a> {
                 self.already("schema", "walrelay".to_owned());
                 if !may_write && self.complete_row().is_none() {
                     let role = quote_ident(&self.seen.role.name);
-                    self.needs.push(Finding::failed(
-                        "schema walrelay",
+                    self.needs.push(Need::refused(
                         format!("role {role} may not read and write schema walrelay (42501)"),
                         format!(
                             "grant usage on schema walrelay to {role}; grant select, insert, \
@@ -272,8 +267,7 @@ impl<'a> Planner<'a> {
             quote_ident(&self.seen.role.database),
             quote_ident(&self.seen.role.name),
         );
-        let need = Finding::failed(
-            "database",
+        let need = Need::refused(
             format!("role {role} may not create in database {database} (42501)"),
             format!("grant create on database {database} to {role}"),
         );
@@ -287,8 +281,7 @@ impl<'a> Planner<'a> {
             return;
         }
         let role = quote_ident(&self.seen.role.name);
-        let need = Finding::failed(
-            "table",
+        let need = Need::refused(
             format!(
                 "table {} belongs to {}; only its owner may index and publish it (42501)",
                 show_table(&self.source.table),
@@ -313,8 +306,7 @@ impl<'a> Planner<'a> {
         }
         let Some(publication) = &self.seen.publication else {
             if let Some(row) = self.complete_row() {
-                self.conflicts.push(Finding::failed(
-                    "publication",
+                self.conflicts.push(Need::refused(
                     format!(
                         "publication {name} is gone, though the registry says that it was made: \
                          what was written since is in no stream"
@@ -332,7 +324,7 @@ impl<'a> Planner<'a> {
         };
         if self.seen.row.is_none() {
             if self.seen.rival.is_none() {
-                self.conflicts.push(Finding::failed("publication", 
+                self.conflicts.push(Need::refused(
                     format!("publication {name} exists, but walrelay did not make it"),
                     format!(
                         "use another name (--publication), or, if nobody needs it: drop publication {}",
@@ -405,7 +397,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn rival_need(&self, rival: &Registered, name: Option<&crate::config::TableName>) -> Finding {
+    fn rival_need(&self, rival: &Registered, name: Option<&crate::config::TableName>) -> Need {
         if let Some(table) = &self.seen.table {
             return preflight::another_table(self.source, table.oid, rival, name);
         }
@@ -413,8 +405,7 @@ impl<'a> Planner<'a> {
             || format!("a table that is gone (oid {})", rival.table_oid),
             show_table,
         );
-        Finding::failed(
-            "slot",
+        Need::refused(
             format!(
                 "slot {} and publication {} belong to {of}",
                 rival.slot,
@@ -433,7 +424,7 @@ impl<'a> Planner<'a> {
                 .slot_holder
                 .as_ref()
                 .map_or_else(|| format!("pid {pid}"), ToString::to_string);
-            self.conflicts.push(Finding::failed("slot", 
+            self.conflicts.push(Need::refused(
                 format!(
                     "slot {} is left from an interrupted init, and in use ({holder})",
                     self.source.slot
@@ -462,8 +453,7 @@ impl<'a> Planner<'a> {
             self.needs.push(no_slot_left(&slots.idle, slots.max));
         }
         if slots.wal_senders_max == 0 {
-            self.needs.push(Finding::failed(
-                "max_wal_senders",
+            self.needs.push(Need::refused(
                 "max_wal_senders is 0: nothing can be streamed",
                 "alter system set max_wal_senders = 10, and restart the server",
             ));
@@ -474,7 +464,7 @@ impl<'a> Planner<'a> {
         self.conflicts
             .extend(rows_need(self.source, self.seen.rows));
         if self.seen.rows == Rows::Unknown && self.seen.table.is_some() {
-            self.needs.push(Finding::failed("table", 
+            self.needs.push(Need::refused(
                 format!(
                     "role {} may not read all of {} (42501): whether it holds rows is not known",
                     quote_ident(&self.seen.role.name),
@@ -487,7 +477,7 @@ impl<'a> Planner<'a> {
     }
 }
 
-fn no_slot_left(idle: &[(String, String)], max: i64) -> Finding {
+fn no_slot_left(idle: &[(String, String)], max: i64) -> Need {
     let candidates = if idle.is_empty() {
         "all of them are in use".to_owned()
     } else {
@@ -497,8 +487,7 @@ fn no_slot_left(idle: &[(String, String)], max: i64) -> Finding {
             .collect();
         format!("not in use: {}", list.join(", "))
     };
-    Finding::failed(
-        "max_replication_slots",
+    Need::refused(
         format!("all {max} replication slots are in use (53400); {candidates}"),
         "drop one that nobody needs with select pg_drop_replication_slot('…'), or raise \
          max_replication_slots and restart the server",
@@ -507,12 +496,11 @@ fn no_slot_left(idle: &[(String, String)], max: i64) -> Finding {
 
 /// Rows that were there before the first slot are in no stream: somebody must say what becomes of
 /// them.
-pub fn rows_need(source: &Source, rows: Rows) -> Option<Finding> {
+pub fn rows_need(source: &Source, rows: Rows) -> Option<Need> {
     if matches!(rows, Rows::Unknown | Rows::Exactly(0)) {
         return None;
     }
-    Some(Finding::failed(
-        "table",
+    Some(Need::refused(
         format!(
             "table {} holds {rows} from before the slot, which no stream will carry",
             show_table(&source.table)

@@ -11,7 +11,6 @@ use super::plan::rows_need;
 use super::survey::{ROWS_COUNTED_MAX, Rows, count_sql};
 use crate::config::{Existing, InitConfig};
 use crate::error::{DbError, Failure};
-use crate::finding;
 use crate::io::catalog::coverage_sql;
 use crate::io::registry;
 use crate::io::side::db_error;
@@ -149,8 +148,8 @@ async fn read_snapshot(
         } else {
             Rows::Exactly(count)
         };
-        if let Some(failure) = finding::failure(rows_need(&config.source, rows).as_slice()) {
-            return Err(NotMade::Refused(failure));
+        if let Some(need) = rows_need(&config.source, rows) {
+            return Err(NotMade::Refused(Failure::refused(need.cause, need.remedy)));
         }
     }
     slot.simple_query("COMMIT").await?;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    Class, Close, KafkaCode, Lead, Lsn, Machine, Moment, Notice, Order, Poisoned, Producer, Purge,
-    RECHECK_INTERVAL, REST_MAX, REST_MIN, Reopen, Report, STAMPLESS, Solo, Stream, Ticket,
+    Class, Close, Ill, KafkaCode, Lead, Lsn, Machine, Moment, Notice, Order, Poisoned, Producer,
+    Purge, RECHECK_INTERVAL, REST_MAX, REST_MIN, Reopen, Report, STAMPLESS, Solo, Stream, Ticket,
     TopicState,
 };
 use crate::error::kafka;
@@ -36,6 +36,7 @@ impl Machine {
             return;
         };
         self.progress_at = now;
+        self.refused = None;
         let topic = usize::from(delivered.topic);
         if self.tally.len() <= topic {
             self.tally.resize(topic + 1, (0, 0));
@@ -132,6 +133,7 @@ impl Machine {
 
     pub(super) fn forget(&mut self) {
         self.ledger.forget();
+        self.refused = None;
         self.solo = None;
         self.received_ever = Lsn::INVALID;
         self.highest_reported = None;
@@ -147,6 +149,10 @@ impl Machine {
             return Duration::ZERO;
         };
         let entry = kafka::entry(code);
+        self.refused = Some(Ill {
+            what: format!("the broker refuses: {} ({})", entry.name, code.0),
+            remedy: entry.remedy.to_owned(),
+        });
         self.remind(
             Notice::ProducerRebuilt {
                 cause: format!("{} ({})", entry.name, code.0),

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use super::{
-    Close, Exit, Lead, Led, Ledger, Machine, Moment, Notice, Order, PROBE_INTERVAL, Probed, Purge,
-    RECONNECT_MAX, Reopen, SEEK_INTERVAL, SERVER_SHUTDOWN_DRAIN, Seek, Stream, Why,
+    Close, Exit, Ill, Lead, Leadership, Led, Ledger, Machine, Moment, Notice, Order,
+    PROBE_INTERVAL, Probed, Purge, RECONNECT_MAX, Reopen, SEEK_INTERVAL, SERVER_SHUTDOWN_DRAIN,
+    Seek, Stream, Why,
 };
 
 impl Machine {
@@ -12,6 +13,7 @@ impl Machine {
         match seek {
             Seek::Led(led) => self.take_lead(led, now),
             Seek::Elsewhere(why) => {
+                self.leadership = Leadership::Elsewhere(why.clone());
                 if !self.standby_said {
                     self.standby_said = true;
                     self.say(Notice::Standby(why));
@@ -19,6 +21,7 @@ impl Machine {
                 self.wait_for_lead(SEEK_INTERVAL, now);
             }
             Seek::Later(why) => {
+                self.leadership = Leadership::NoDatabase(no_database(&why));
                 self.remind(Notice::NoDatabase(why), now);
                 let pause = self.next_reconnect();
                 self.wait_for_lead(pause, now);
@@ -26,6 +29,7 @@ impl Machine {
             // What was right at the start and is not now may be put right again: the database
             // waits in its slot, nothing is lost by asking again.
             Seek::Refused(failure) if self.has_led && failure.exit == Exit::Refused => {
+                self.leadership = Leadership::NoDatabase(Ill::of(&failure));
                 self.remind(Notice::NoDatabase(failure.one_line()), now);
                 let pause = self.next_reconnect();
                 self.wait_for_lead(pause, now);
@@ -47,6 +51,8 @@ impl Machine {
 
     pub(super) fn take_lead(&mut self, led: Led, now: Moment) {
         self.lead = Lead::Held;
+        self.leadership = Leadership::Leading;
+        self.refused = None;
         self.standby_said = false;
         self.reminders.clear();
         self.probe_sent_at = None;
@@ -91,6 +97,7 @@ impl Machine {
             return;
         }
         self.say(Notice::LeadLost(why.to_owned()));
+        self.leadership = Leadership::NoDatabase(no_database(why));
         self.lead = Lead::Waiting { until: now };
         self.probe_sent_at = None;
         self.is_erasing = false;
@@ -156,5 +163,12 @@ impl Machine {
             }
             Lead::Waiting { .. } | Lead::Seeking => {}
         }
+    }
+}
+
+fn no_database(why: &str) -> Ill {
+    Ill {
+        what: format!("no database session: {why}"),
+        remedy: "it is tried again by itself, every 2 s at most: look whether the server runs, accepts connections from here and has not failed over".to_owned(),
     }
 }

@@ -11,6 +11,7 @@ impl Machine {
             return;
         }
         self.stream = Stream::Open;
+        self.closed_because = None;
         // Before anything else: no position of an earlier session may be reported in this one.
         self.ledger.session_started(opened.confirmed_flush);
         self.feedback = Feedback::new(now);
@@ -57,7 +58,10 @@ impl Machine {
         let pause = self.next_reconnect();
         self.stream = Stream::Closed(Reopen::At(now + pause));
         match error {
-            OpenError::Later(why) => self.remind(Notice::StreamEnded(why), now),
+            OpenError::Later(why) => {
+                self.closed_because = Some(why.clone());
+                self.remind(Notice::StreamEnded(why), now);
+            }
             OpenError::Never(failure) => self.fail(failure, None, now),
         }
         self.advance(now);
@@ -70,7 +74,10 @@ impl Machine {
             Stream::Open | Stream::Opening => {
                 self.stream = Stream::Closed(Reopen::At(now + pause));
                 match end {
-                    StreamEnd::Lost(why) => self.say(Notice::StreamEnded(why)),
+                    StreamEnd::Lost(why) => {
+                        self.closed_because = Some(why.clone());
+                        self.say(Notice::StreamEnded(why));
+                    }
                     StreamEnd::Never(failure) => self.fail(failure, None, now),
                 }
             }

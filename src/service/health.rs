@@ -1,0 +1,234 @@
+//! Metrics and health of a running relay: what the loop hands over, and the server that answers.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::{Moment, now};
+use crate::config::{Http, Source};
+use crate::error::Failure;
+use crate::io::http::{Answer, Server};
+use crate::io::kafka::Publisher;
+use crate::io::sql::show_table;
+use crate::relay::machine::Machine;
+use crate::relay::orders::{Closed, Ill, Leadership};
+use crate::telemetry::Progress;
+use crate::telemetry::health::{
+    Board, Brokers, Facts, Identity, Kafka, Lead, Now, Stream, Trouble, Waiting,
+};
+use crate::telemetry::{Amount, Gauges, Leader};
+
+const PATHS: [&str; 4] = ["/", "/metrics", "/livez", "/readyz"];
+
+/// What is known about this relay, for whoever asks.
+pub struct Vitals {
+    pub progress: Arc<Progress>,
+    board: Arc<Board>,
+    /// The client library's last word; a producer that was built anew has none for a while.
+    brokers: Option<Brokers>,
+    /// Kept for as long as it is to answer.
+    _server: Option<Server>,
+}
+
+impl Vitals {
+    /// # Errors
+    /// Somebody asked for an address that cannot be had.
+    pub fn start(http: Http, source: &Source, process_id: &str) -> Result<Self, Failure> {
+        let identity = Identity {
+            slot: source.slot.clone(),
+            publication: source.publication.clone(),
+            table: show_table(&source.table),
+            process_id: process_id.to_owned(),
+        };
+        let progress = Arc::new(Progress::new());
+        let board = Arc::new(Board::new(identity, both_clocks()));
+        let server = serve(http, &progress, &board)?;
+        Ok(Vitals {
+            progress,
+            board,
+            brokers: None,
+            _server: server,
+        })
+    }
+
+    /// First thing in every turn of the loop.
+    pub fn turned(&self, now: Moment) {
+        self.board.turned(now);
+    }
+
+    /// How things stand now; about once a second, and when something changed.
+    pub fn hand_over(&mut self, machine: &Machine, publisher: &Publisher, now: Moment) {
+        let wall = SystemTime::now();
+        let standing = machine.standing(now);
+        let amount = |events, bytes| Amount { events, bytes };
+        let load = standing.load;
+        let in_flight = amount(load.in_flight_events, load.in_flight_bytes);
+        let held = amount(load.held_events, load.held_bytes);
+        self.progress.gauges(Gauges {
+            in_flight,
+            held,
+            oldest_undelivered: standing.oldest_undelivered,
+            wal_end: standing.received,
+            confirmed_flush: standing.flush,
+            leader: match standing.leadership {
+                Leadership::Leading => Leader::Leading,
+                Leadership::Elsewhere(_) => Leader::Standby,
+                Leadership::Unknown | Leadership::NoDatabase(_) => Leader::Unknown,
+            },
+        });
+        if let Some(stats) = publisher.broker_stats() {
+            self.brokers = Some(Brokers {
+                known: stats.brokers_known,
+                up: stats.brokers_up,
+                rtt_p50: stats.rtt_p50,
+                rtt_p99: stats.rtt_p99,
+            });
+        }
+        let complaint = publisher.trouble();
+        self.board.facts(Facts {
+            lead: lead(standing.leadership),
+            stream: stream(standing.closed),
+            ending: standing.ending.map(trouble),
+            stuck_event: standing.stuck_event.map(trouble),
+            kafka: Kafka {
+                trouble: complaint.map(|(what, remedy)| Trouble { what, remedy }),
+                refused: standing.refused.map(trouble),
+                silent_since: standing.silent.and_then(|silent| wall.checked_sub(silent)),
+                brokers: self.brokers,
+                has_delivered: self.progress.delivered_so_far() > 0,
+            },
+            topics: machine
+                .absent_topics()
+                .into_iter()
+                .map(|absent| Waiting {
+                    topic: absent.topic,
+                    unanswered: absent.unanswered,
+                    events: absent.events,
+                })
+                .collect(),
+            is_full: standing.is_full,
+            in_flight,
+            held,
+            oldest_undelivered: standing.oldest_undelivered,
+            received: standing.received,
+            delivered: standing.delivered.map(|w| (w.commit_lsn, w.commit_time)),
+        });
+        self.log();
+    }
+
+    /// What no notice of the machine tells.
+    fn log(&self) {
+        for said in self.board.to_say(both_clocks()) {
+            let condition = said.name;
+            if said.ok {
+                tracing::info!(condition, "{}", said.what);
+            } else {
+                let remedy = said.remedy.unwrap_or_default();
+                tracing::warn!(condition, "{}; remedy: {remedy}", said.what);
+            }
+        }
+    }
+}
+
+fn lead(leadership: Leadership) -> Lead {
+    match leadership {
+        Leadership::Unknown => Lead::Starting,
+        Leadership::Leading => Lead::Leading,
+        Leadership::Elsewhere(why) => Lead::Standby(why),
+        Leadership::NoDatabase(ill) => Lead::NoDatabase(trouble(ill)),
+    }
+}
+
+fn stream(closed: Option<Closed>) -> Stream {
+    match closed {
+        None => Stream::Open,
+        Some(Closed::Opening) => Stream::Opening,
+        Some(Closed::UntilKafkaAnswers) => Stream::WaitsForKafka,
+        Some(Closed::Because(why)) => Stream::Closed(why),
+    }
+}
+
+fn trouble(ill: Ill) -> Trouble {
+    Trouble {
+        what: ill.what,
+        remedy: ill.remedy,
+    }
+}
+
+fn both_clocks() -> Now {
+    Now {
+        wall: SystemTime::now(),
+        boot: now(),
+    }
+}
+
+/// Binds, says where, and serves on a thread of its own.
+fn serve(
+    http: Http,
+    progress: &Arc<Progress>,
+    board: &Arc<Board>,
+) -> Result<Option<Server>, Failure> {
+    let (address, is_asked_for) = match http {
+        Http::Off => return Ok(None),
+        Http::Default(address) => (address, false),
+        Http::At(address) => (address, true),
+    };
+    let (progress, board) = (Arc::clone(progress), Arc::clone(board));
+    let handler = Arc::new(move |path: &str| answer(path, &progress, &board));
+    match Server::start(address, &PATHS, handler) {
+        Ok(server) => {
+            tracing::info!("http listening on {}", server.address());
+            Ok(Some(server))
+        }
+        Err(error) if is_asked_for => Err(Failure::refused(
+            format!("cannot listen on {address} for metrics and health: {error}"),
+            "name an address of this machine and a free port with --http, or --http off",
+        )),
+        Err(error) => {
+            tracing::warn!(
+                "no metrics and no health: cannot listen on {address}: {error}; remedy: --http with another port, one for each relay on this machine, or --http off"
+            );
+            Ok(None)
+        }
+    }
+}
+
+fn answer(path: &str, progress: &Progress, board: &Board) -> Option<Answer> {
+    let health = || board.report(progress.delivered_so_far(), both_clocks());
+    let (status, content_type, body) = match path {
+        "/metrics" => (
+            200,
+            "text/plain; version=0.0.4; charset=utf-8",
+            progress.gather(&health()),
+        ),
+        "/livez" | "/readyz" => {
+            let health = health();
+            let is_well = match path {
+                "/livez" => health.live,
+                _ => health.ready,
+            };
+            let body = serde_json::to_string_pretty(&health).ok()?;
+            (
+                if is_well { 200 } else { 503 },
+                "application/json",
+                format!("{body}\n"),
+            )
+        }
+        "/" => (200, "text/plain; charset=utf-8", index()),
+        _ => return None,
+    };
+    Some(Answer {
+        status,
+        content_type,
+        body,
+    })
+}
+
+fn index() -> String {
+    format!(
+        "walrelay {}\n\n\
+         /metrics  Prometheus text\n\
+         /livez    200 while the relay's loop turns\n\
+         /readyz   200 while every condition holds; JSON\n",
+        env!("CARGO_PKG_VERSION")
+    )
+}

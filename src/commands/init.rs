@@ -21,8 +21,8 @@ use tokio_postgres::types::PgLsn;
 
 use crate::config::InitConfig;
 use crate::error::{DbError, Exit, Failure};
+use crate::finding::{self, Finding};
 use crate::io::connect;
-use crate::io::preflight::{self, Need};
 use crate::io::registry::{self, Found};
 use crate::io::side::{Side, db_error};
 use crate::io::slot::{IdentifySystem, Slot, WAL_SENDER_TIMEOUT};
@@ -143,7 +143,7 @@ async fn carry_out(
 async fn replication(
     config: &InitConfig,
     seen: &Seen,
-    needs: &[Need],
+    needs: &[Finding],
 ) -> Result<(Slot, IdentifySystem), Failure> {
     let database = &config.source.database;
     let encoding = if seen.server.encoding == "SQL_ASCII" {
@@ -162,7 +162,8 @@ async fn replication(
             Err(error) => {
                 let failure = connect::failure(&error, database);
                 for cause in failure.causes {
-                    needs.push(Need::refused(
+                    needs.push(Finding::failed(
+                        "replication connection",
                         format!("for replication: {cause}"),
                         failure.remedy.clone(),
                     ));
@@ -173,7 +174,7 @@ async fn replication(
     } else {
         None
     };
-    if let Some(failure) = preflight::failure(needs) {
+    if let Some(failure) = finding::failure(&needs) {
         return Err(failure);
     }
     let Some((slot, system)) = connected else {
@@ -309,8 +310,10 @@ fn script(config: &InitConfig, seen: &Seen, plan: &Plan) -> String {
     let source = &config.source;
     let mut out = String::new();
     for need in &plan.needs {
-        out.push_str(&comment(&format!("unmet: {}", need.cause)));
-        out.push_str(&comment(&format!("  remedy: {}", need.remedy)));
+        out.push_str(&comment(&format!("unmet: {}", need.found)));
+        if let Some(remedy) = &need.remedy {
+            out.push_str(&comment(&format!("  remedy: {remedy}")));
+        }
     }
     for note in &plan.notes {
         out.push_str(&comment(&format!("note: {note}")));

@@ -12,64 +12,12 @@ use super::catalog::{self, Role};
 use super::registry::{self, Found, Holder, Registered, Server, SlotState};
 use super::sql::{quote_ident, quote_literal, show_ident, show_table};
 use crate::config::{Source, TableName};
-use crate::error::{DbError, Exit, Failure};
+use crate::error::{DbError, Failure};
+use crate::finding::{self, Finding};
 pub use fit::{publication_needs, table_needs};
 
 /// The oldest and the newest major version that this was tried on.
 const VERSIONS: (i32, i32) = (15, 18);
-
-/// Something that an operator must put right.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Need {
-    pub exit: Exit,
-    pub cause: String,
-    pub remedy: String,
-}
-
-impl Need {
-    pub fn refused(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Need {
-            exit: Exit::Refused,
-            cause: cause.into(),
-            remedy: remedy.into(),
-        }
-    }
-
-    pub fn halted(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Need {
-            exit: Exit::Halted,
-            ..Need::refused(cause, remedy)
-        }
-    }
-}
-
-/// All needs as one message: each cause a line, each remedy a step of the last line. Exit 4 only
-/// where nothing but a decision is missing.
-#[must_use]
-pub fn failure(needs: Vec<Need>) -> Option<Failure> {
-    let first = needs.first()?;
-    let exit = if needs.iter().all(|n| n.exit == Exit::Halted) {
-        Exit::Halted
-    } else {
-        Exit::Refused
-    };
-    let remedy = if needs.len() == 1 {
-        first.remedy.clone()
-    } else {
-        let mut steps: Vec<&str> = Vec::new();
-        for need in &needs {
-            if !steps.contains(&need.remedy.as_str()) {
-                steps.push(&need.remedy);
-            }
-        }
-        steps.join("; then ")
-    };
-    Some(Failure {
-        exit,
-        causes: needs.into_iter().map(|n| n.cause).collect(),
-        remedy,
-    })
-}
 
 /// Why a check came to no good end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -179,7 +127,7 @@ async fn needs_of(
     seen: &SlotSeen<'_>,
     found: &Found,
     columns: &[Needed<'_>],
-) -> Result<Vec<Need>, DbError> {
+) -> Result<Vec<Finding>, DbError> {
     let source = seen.source;
     let by_registry = match found {
         Found::Row(row) => {
@@ -225,8 +173,8 @@ fn warnings(server: &Server, name: &str, slot: &SlotState) -> Vec<String> {
     warnings
 }
 
-fn refusal(needs: Vec<Need>) -> NotReady {
-    NotReady::Refused(failure(needs).unwrap_or_else(|| {
+fn refusal(needs: Vec<Finding>) -> NotReady {
+    NotReady::Refused(finding::failure(&needs).unwrap_or_else(|| {
         // No need and yet not ready: the table, its row or the slot went away between two questions.
         Failure::refused(
             "the table, its registry row or the slot went away while it was being looked at",
@@ -236,11 +184,12 @@ fn refusal(needs: Vec<Need>) -> NotReady {
 }
 
 #[must_use]
-pub fn server_needs(server: &Server) -> Vec<Need> {
+pub fn server_needs(server: &Server) -> Vec<Finding> {
     let mut needs = Vec::new();
     let major = server.version_num / 10_000;
     if major < VERSIONS.0 {
-        needs.push(Need::refused(
+        needs.push(Finding::failed(
+            "server version",
             format!(
                 "this server is Postgres {major}; walrelay needs {} or newer",
                 VERSIONS.0
@@ -249,13 +198,15 @@ pub fn server_needs(server: &Server) -> Vec<Need> {
         ));
     }
     if server.in_recovery {
-        needs.push(Need::refused(
+        needs.push(Finding::failed(
+            "recovery",
             "this server is in recovery (a standby): nothing can be written here",
             "connect to the primary: --database-url, or PGHOST and PGPORT",
         ));
     }
     if server.wal_level != "logical" {
-        needs.push(Need::refused(
+        needs.push(Finding::failed(
+            "wal_level",
             format!(
                 "wal_level is {}; logical decoding requires wal_level >= logical (55000)",
                 server.wal_level
@@ -295,11 +246,12 @@ pub fn server_warnings(server: &Server) -> Vec<String> {
 }
 
 #[must_use]
-pub fn role_needs(role: &Role) -> Vec<Need> {
+pub fn role_needs(role: &Role) -> Vec<Finding> {
     if role.may_replicate {
         return Vec::new();
     }
-    vec![Need::refused(
+    vec![Finding::failed(
+        "REPLICATION",
         format!(
             "role {} lacks the attribute REPLICATION (42501: must be superuser or replication role \
              to start walsender)",
@@ -310,16 +262,18 @@ pub fn role_needs(role: &Role) -> Vec<Need> {
 }
 
 #[must_use]
-pub fn no_table(name: &TableName) -> Need {
-    Need::refused(
+pub fn no_table(name: &TableName) -> Finding {
+    Finding::failed(
+        "table",
         format!("table {} does not exist in this database", show_table(name)),
         "run `walrelay init`, which makes it, or name yours with --table (quoted as in SQL)",
     )
 }
 
-fn no_registry_access(role: &Role) -> Need {
+fn no_registry_access(role: &Role) -> Finding {
     let role = quote_ident(&role.name);
-    Need::refused(
+    Finding::failed(
+        "schema walrelay",
         format!("role {role} may not read schema walrelay (42501)"),
         format!(
             "grant usage on schema walrelay to {role}; grant select, insert, update, delete on all \
@@ -341,13 +295,14 @@ pub struct SlotSeen<'a> {
 impl SlotSeen<'_> {
     /// What a complete or half-made registry row of this table still lacks.
     #[must_use]
-    pub fn needs_of_registered(&self, row: &Registered) -> Vec<Need> {
+    pub fn needs_of_registered(&self, row: &Registered) -> Vec<Finding> {
         let named_otherwise = self.named_otherwise(row);
         if !named_otherwise.is_empty() {
             return named_otherwise;
         }
         if row.intent {
-            return vec![Need::refused(
+            return vec![Finding::failed(
+                "slot",
                 format!(
                     "`walrelay init` was interrupted while it made slot {}",
                     self.source.slot
@@ -367,11 +322,12 @@ impl SlotSeen<'_> {
     /// The table is relayed through another slot or publication (two relays on one table would send
     /// every event twice).
     #[must_use]
-    pub fn named_otherwise(&self, row: &Registered) -> Vec<Need> {
+    pub fn named_otherwise(&self, row: &Registered) -> Vec<Finding> {
         let mut needs = Vec::new();
         let table = show_table(&self.source.table);
         if row.slot != self.source.slot {
-            needs.push(Need::refused(
+            needs.push(Finding::failed(
+                "slot",
                 format!(
                     "outbox {table} is already relayed through slot {} ({}); a second slot would \
                      send every event twice",
@@ -385,7 +341,8 @@ impl SlotSeen<'_> {
             ));
         }
         if row.publication != self.source.publication {
-            needs.push(Need::refused(
+            needs.push(Finding::failed(
+                "publication",
                 format!(
                     "outbox {table} is already relayed through publication {}",
                     show_ident(&row.publication)
@@ -398,13 +355,14 @@ impl SlotSeen<'_> {
 
     /// Another cluster than the one that the slot was made in: a restored copy, an upgrade.
     #[must_use]
-    pub fn another_system(&self, row: &Registered) -> Option<Need> {
+    pub fn another_system(&self, row: &Registered) -> Option<Finding> {
         let (Some(then), Some(now)) = (&row.system_identifier, &self.server.system_identifier)
         else {
             return None;
         };
         (then != now).then(|| {
-            Need::halted(
+            Finding::failed(
+                "server",
                 format!(
                     "this is another cluster (system identifier {now}) than the one that slot {} \
                      was made in ({then}): a restored copy, or an upgrade; what was delivered \
@@ -413,13 +371,15 @@ impl SlotSeen<'_> {
                 ),
                 start_over(row),
             )
+            .halted()
         })
     }
 
     /// The registry says that there was a slot, and it is gone: a gap.
     #[must_use]
-    pub fn slot_gone(&self, row: &Registered) -> Need {
-        Need::halted(
+    pub fn slot_gone(&self, row: &Registered) -> Finding {
+        Finding::failed(
+            "slot",
             format!(
                 "slot {} is gone, though the registry says that it was made (generation {}): what \
                  was committed since it vanished is in no stream",
@@ -427,14 +387,16 @@ impl SlotSeen<'_> {
             ),
             start_over(row),
         )
+        .halted()
     }
 
     /// No registry row of this table: a slot, if there is one, is somebody else's.
     #[must_use]
-    pub fn without_a_row(&self) -> Need {
+    pub fn without_a_row(&self) -> Finding {
         let name = &self.source.slot;
         let Some(slot) = self.slot else {
-            return Need::refused(
+            return Finding::failed(
+                "slot",
                 format!(
                     "slot {name} does not exist, and the registry has no row of table {}",
                     show_table(&self.source.table)
@@ -449,7 +411,8 @@ impl SlotSeen<'_> {
             Some(_) => String::new(),
             None => " (a physical one)".to_owned(),
         };
-        Need::refused(
+        Finding::failed(
+            "slot",
             format!(
                 "slot {name} exists{place}, but walrelay did not make it for {}: nobody knows what \
                  it has let pass",
@@ -465,14 +428,14 @@ impl SlotSeen<'_> {
 
     /// A slot that exists and cannot carry this stream.
     #[must_use]
-    pub fn slot_unfit(&self, slot: &SlotState) -> Vec<Need> {
+    pub fn slot_unfit(&self, slot: &SlotState) -> Vec<Finding> {
         let name = &self.source.slot;
         let drop = format!(
             "use another slot (--slot), or drop this one if nobody needs it: select \
              pg_drop_replication_slot({})",
             quote_literal(name)
         );
-        let refused = |cause: String| Need::refused(cause, drop.clone());
+        let refused = |cause: String| Finding::failed("slot", cause, drop.clone());
         if slot.slot_type != "logical" {
             return vec![refused(format!("slot {name} is a physical one"))];
         }
@@ -500,18 +463,22 @@ impl SlotSeen<'_> {
             needs.push(refused(format!("slot {name} is a temporary one")));
         }
         if slot.wal_status.as_deref() == Some("lost") {
-            needs.push(Need::halted(
-                format!(
-                    "slot {name} is lost: the server removed WAL that it still needed \
+            needs.push(
+                Finding::failed(
+                    "slot",
+                    format!(
+                        "slot {name} is lost: the server removed WAL that it still needed \
                      (max_slot_wal_keep_size, idle_replication_slot_timeout); what it had not sent \
                      is in no stream"
-                ),
-                format!(
-                    "decide what becomes of the rows in between; then select \
+                    ),
+                    format!(
+                        "decide what becomes of the rows in between; then select \
                      pg_drop_replication_slot({}), and the next start says how to go on",
-                    quote_literal(name)
-                ),
-            ));
+                        quote_literal(name)
+                    ),
+                )
+                .halted(),
+            );
         }
         needs
     }
@@ -539,12 +506,13 @@ pub fn another_table(
     table_oid: u32,
     other: &Registered,
     name: Option<&TableName>,
-) -> Need {
+) -> Finding {
     let published = name.map_or_else(
         || format!("a table that is gone (oid {})", other.table_oid),
         |name| format!("{} (oid {})", show_table(name), other.table_oid),
     );
-    Need::refused(
+    Finding::failed(
+        "table",
         format!(
             "{} is a new table (oid {table_oid}), not in publication {}; the published one is \
              {published}, through slot {}",

@@ -4,8 +4,9 @@ use super::migrations::{self, Layout};
 use super::survey::{Rows, Seen, WalrelaySchema};
 use crate::config::{Existing, Source};
 use crate::error::Failure;
+use crate::finding::{self, Finding};
 use crate::io::catalog::Table;
-use crate::io::preflight::{self, Need, OUTBOX_COLUMNS, SlotSeen};
+use crate::io::preflight::{self, OUTBOX_COLUMNS, SlotSeen};
 use crate::io::registry::{Registered, SlotState};
 use crate::io::sql::{quote_ident, quote_table, show_ident, show_table};
 
@@ -20,7 +21,7 @@ pub struct Plan {
     /// Worth saying, no obstacle.
     pub notes: Vec<String>,
     /// What stands in the way of running it, not of printing it.
-    pub needs: Vec<Need>,
+    pub needs: Vec<Finding>,
     /// Rows that are in the table at the slot's snapshot stay unpublished.
     pub existing: Option<Existing>,
 }
@@ -64,7 +65,7 @@ pub fn plan(source: &Source, seen: &Seen, existing: Option<Existing>) -> Result<
     if seen.server.in_recovery {
         // A standby has slots of its own: what they lack says nothing of the primary's.
         let needs = preflight::server_needs(&seen.server);
-        return Err(preflight::failure(needs).expect("recovery is refused"));
+        return Err(finding::failure(&needs).expect("recovery is refused"));
     }
     let mut planner = Planner::new(source, seen, existing);
     let slot = planner.slot();
@@ -75,7 +76,7 @@ pub fn plan(source: &Source, seen: &Seen, existing: Option<Existing>) -> Result<
     if slot != SlotWork::AlreadyThere {
         planner.environment(slot);
     }
-    if let Some(failure) = preflight::failure(planner.conflicts) {
+    if let Some(failure) = finding::failure(&planner.conflicts) {
         return Err(failure);
     }
     Ok(Plan {
@@ -95,8 +96,8 @@ struct Planner<'a> {
     statements: Vec<Statement>,
     already: Vec<Item>,
     notes: Vec<String>,
-    needs: Vec<Need>,
-    conflicts: Vec<Need>,
+    needs: Vec<Finding>,
+    conflicts: Vec<Finding>,
 }
 
 impl<'a> Planner<'a> {
@@ -140,7 +141,8 @@ impl<'a> Planner<'a> {
         let Some(table) = &self.seen.table else {
             self.make("table", name, migrations::outbox(&self.source.table));
             if !self.seen.table_schema_exists {
-                self.conflicts.push(Need::refused(
+                self.conflicts.push(Finding::failed(
+                    "schema",
                     format!(
                         "schema {} does not exist",
                         show_ident(&self.source.table.schema)
@@ -173,7 +175,8 @@ impl<'a> Planner<'a> {
             quote_ident(&self.source.table.schema),
             quote_ident(&self.seen.role.name),
         );
-        self.needs.push(Need::refused(
+        self.needs.push(Finding::failed(
+            "schema",
             format!("role {role} may not create in schema {schema} (42501)"),
             format!("grant create on schema {schema} to {role}"),
         ));
@@ -239,7 +242,8 @@ impl<'a> Planner<'a> {
                 self.make("schema", "walrelay".to_owned(), migrations::walrelay());
                 self.need_create_in_database();
             }
-            WalrelaySchema::Incomplete(missing) => self.conflicts.push(Need::refused(
+            WalrelaySchema::Incomplete(missing) => self.conflicts.push(Finding::failed(
+                "schema walrelay",
                 format!("schema walrelay exists, but lacks {}", missing.join(", ")),
                 "if nobody else uses the name: drop schema walrelay cascade; else rename it",
             )),
@@ -247,7 +251,8 @@ impl<'a> Planner<'a> {
                 self.already("schema", "walrelay".to_owned());
                 if !may_write && self.complete_row().is_none() {
                     let role = quote_ident(&self.seen.role.name);
-                    self.needs.push(Need::refused(
+                    self.needs.push(Finding::failed(
+                        "schema walrelay",
                         format!("role {role} may not read and write schema walrelay (42501)"),
                         format!(
                             "grant usage on schema walrelay to {role}; grant select, insert, \
@@ -267,7 +272,8 @@ impl<'a> Planner<'a> {
             quote_ident(&self.seen.role.database),
             quote_ident(&self.seen.role.name),
         );
-        let need = Need::refused(
+        let need = Finding::failed(
+            "database",
             format!("role {role} may not create in database {database} (42501)"),
             format!("grant create on database {database} to {role}"),
         );
@@ -281,7 +287,8 @@ impl<'a> Planner<'a> {
             return;
         }
         let role = quote_ident(&self.seen.role.name);
-        let need = Need::refused(
+        let need = Finding::failed(
+            "table",
             format!(
                 "table {} belongs to {}; only its owner may index and publish it (42501)",
                 show_table(&self.source.table),
@@ -306,7 +313,8 @@ impl<'a> Planner<'a> {
         }
         let Some(publication) = &self.seen.publication else {
             if let Some(row) = self.complete_row() {
-                self.conflicts.push(Need::refused(
+                self.conflicts.push(Finding::failed(
+                    "publication",
                     format!(
                         "publication {name} is gone, though the registry says that it was made: \
                          what was written since is in no stream"
@@ -324,7 +332,7 @@ impl<'a> Planner<'a> {
         };
         if self.seen.row.is_none() {
             if self.seen.rival.is_none() {
-                self.conflicts.push(Need::refused(
+                self.conflicts.push(Finding::failed("publication", 
                     format!("publication {name} exists, but walrelay did not make it"),
                     format!(
                         "use another name (--publication), or, if nobody needs it: drop publication {}",
@@ -397,7 +405,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn rival_need(&self, rival: &Registered, name: Option<&crate::config::TableName>) -> Need {
+    fn rival_need(&self, rival: &Registered, name: Option<&crate::config::TableName>) -> Finding {
         if let Some(table) = &self.seen.table {
             return preflight::another_table(self.source, table.oid, rival, name);
         }
@@ -405,7 +413,8 @@ impl<'a> Planner<'a> {
             || format!("a table that is gone (oid {})", rival.table_oid),
             show_table,
         );
-        Need::refused(
+        Finding::failed(
+            "slot",
             format!(
                 "slot {} and publication {} belong to {of}",
                 rival.slot,
@@ -424,7 +433,7 @@ impl<'a> Planner<'a> {
                 .slot_holder
                 .as_ref()
                 .map_or_else(|| format!("pid {pid}"), ToString::to_string);
-            self.conflicts.push(Need::refused(
+            self.conflicts.push(Finding::failed("slot", 
                 format!(
                     "slot {} is left from an interrupted init, and in use ({holder})",
                     self.source.slot
@@ -453,7 +462,8 @@ impl<'a> Planner<'a> {
             self.needs.push(no_slot_left(&slots.idle, slots.max));
         }
         if slots.wal_senders_max == 0 {
-            self.needs.push(Need::refused(
+            self.needs.push(Finding::failed(
+                "max_wal_senders",
                 "max_wal_senders is 0: nothing can be streamed",
                 "alter system set max_wal_senders = 10, and restart the server",
             ));
@@ -464,7 +474,7 @@ impl<'a> Planner<'a> {
         self.conflicts
             .extend(rows_need(self.source, self.seen.rows));
         if self.seen.rows == Rows::Unknown && self.seen.table.is_some() {
-            self.needs.push(Need::refused(
+            self.needs.push(Finding::failed("table", 
                 format!(
                     "role {} may not read all of {} (42501): whether it holds rows is not known",
                     quote_ident(&self.seen.role.name),
@@ -477,7 +487,7 @@ impl<'a> Planner<'a> {
     }
 }
 
-fn no_slot_left(idle: &[(String, String)], max: i64) -> Need {
+fn no_slot_left(idle: &[(String, String)], max: i64) -> Finding {
     let candidates = if idle.is_empty() {
         "all of them are in use".to_owned()
     } else {
@@ -487,7 +497,8 @@ fn no_slot_left(idle: &[(String, String)], max: i64) -> Need {
             .collect();
         format!("not in use: {}", list.join(", "))
     };
-    Need::refused(
+    Finding::failed(
+        "max_replication_slots",
         format!("all {max} replication slots are in use (53400); {candidates}"),
         "drop one that nobody needs with select pg_drop_replication_slot('…'), or raise \
          max_replication_slots and restart the server",
@@ -496,11 +507,12 @@ fn no_slot_left(idle: &[(String, String)], max: i64) -> Need {
 
 /// Rows that were there before the first slot are in no stream: somebody must say what becomes of
 /// them.
-pub fn rows_need(source: &Source, rows: Rows) -> Option<Need> {
+pub fn rows_need(source: &Source, rows: Rows) -> Option<Finding> {
     if matches!(rows, Rows::Unknown | Rows::Exactly(0)) {
         return None;
     }
-    Some(Need::refused(
+    Some(Finding::failed(
+        "table",
         format!(
             "table {} holds {rows} from before the slot, which no stream will carry",
             show_table(&source.table)

@@ -11,6 +11,7 @@ use super::plan::rows_need;
 use super::survey::{ROWS_COUNTED_MAX, Rows, count_sql};
 use crate::config::{Existing, InitConfig};
 use crate::error::{DbError, Failure};
+use crate::finding;
 use crate::io::catalog::coverage_sql;
 use crate::io::registry;
 use crate::io::side::db_error;
@@ -148,8 +149,8 @@ async fn read_snapshot(
         } else {
             Rows::Exactly(count)
         };
-        if let Some(need) = rows_need(&config.source, rows) {
-            return Err(NotMade::Refused(Failure::refused(need.cause, need.remedy)));
+        if let Some(failure) = finding::failure(rows_need(&config.source, rows).as_slice()) {
+            return Err(NotMade::Refused(failure));
         }
     }
     slot.simple_query("COMMIT").await?;

@@ -1,24 +1,27 @@
 //! Whether a table can be an outbox, and whether a publication carries it and nothing else. Pure.
 
-use super::{Need, Needed, Use};
+use super::{Needed, Use};
 use crate::config::{Source, TableName};
+use crate::finding::Finding;
 use crate::io::catalog::{Column, Publication, Published, Table};
 use crate::io::sql::{quote_ident, quote_table, show_ident, show_table};
 
 /// Columns missing, generated, or of a type that cannot be a payload; and relations that have no
 /// stream.
 #[must_use]
-pub fn table_needs(name: &TableName, table: &Table, columns: &[Needed<'_>]) -> Vec<Need> {
+pub fn table_needs(name: &TableName, table: &Table, columns: &[Needed<'_>]) -> Vec<Finding> {
     let shown = show_table(name);
     if !matches!(table.kind, 'r' | 'p') {
-        return vec![Need::refused(
+        return vec![Finding::failed(
+            "table",
             format!("{shown} is no table: views and foreign tables have no stream"),
             "name the table itself with --table",
         )];
     }
     let mut needs = Vec::new();
     if table.persistence != 'p' {
-        needs.push(Need::refused(
+        needs.push(Finding::failed(
+            "table",
             format!("table {shown} is unlogged or temporary: it is in no write-ahead log"),
             format!("alter table {} set logged", quote_table(name)),
         ));
@@ -32,7 +35,7 @@ pub fn table_needs(name: &TableName, table: &Table, columns: &[Needed<'_>]) -> V
     }
     if !missing.is_empty() {
         let list = missing.join(", ");
-        needs.push(Need::refused(
+        needs.push(Finding::failed("columns", 
             format!("table {shown} lacks the columns: {list}"),
             "add them (migrations/0001_outbox.sql shows their types), or name another table with --table",
         ));
@@ -40,10 +43,11 @@ pub fn table_needs(name: &TableName, table: &Table, columns: &[Needed<'_>]) -> V
     needs
 }
 
-fn column_need(table: &str, column: &Column, used_as: Use) -> Option<Need> {
+fn column_need(table: &str, column: &Column, used_as: Use) -> Option<Finding> {
     let name = show_ident(&column.name);
     if column.generated {
-        return Some(Need::refused(
+        return Some(Finding::failed(
+            format!("column {name}"),
             format!(
                 "column {name} of {table} is generated; Postgres 17 and older do not publish it"
             ),
@@ -52,7 +56,8 @@ fn column_need(table: &str, column: &Column, used_as: Use) -> Option<Need> {
     }
     let accepted = ["json", "jsonb", "text", "bytea", "character varying"];
     if used_as == Use::Payload && !accepted.contains(&column.type_name.as_str()) {
-        return Some(Need::refused(
+        return Some(Finding::failed(
+            format!("column {name}"),
             format!("column {name} of {table} is of type {}", column.type_name),
             "make the payload json, jsonb, text or bytea",
         ));
@@ -66,11 +71,12 @@ pub fn publication_needs(
     source: &Source,
     table: &Table,
     publication: Option<&Publication>,
-) -> Vec<Need> {
+) -> Vec<Finding> {
     let shown = show_ident(&source.publication);
     let quoted = quote_ident(&source.publication);
     let Some(publication) = publication else {
-        return vec![Need::refused(
+        return vec![Finding::failed(
+            "publication",
             format!("publication {shown} does not exist in this database"),
             "run `walrelay init`, or name yours with --publication. If it was dropped under a \
              slot: what was written since then is in no stream",
@@ -83,7 +89,8 @@ pub fn publication_needs(
         } else {
             format!("whole schemas ({})", publication.schemas.join(", "))
         };
-        return vec![Need::refused(
+        return vec![Finding::failed(
+            "publication",
             format!("publication {shown} covers {what}; it must cover the outbox and nothing else"),
             format!(
                 "use one of its own: --publication, with `create publication … for table {} \
@@ -106,7 +113,8 @@ pub fn publication_needs(
         } else {
             ", not via the partition root"
         };
-        needs.push(Need::refused(
+        needs.push(Finding::failed(
+            "publication",
             format!(
                 "publication {shown} publishes {}{root}",
                 publication.publish.join(", ")
@@ -117,7 +125,7 @@ pub fn publication_needs(
     needs
 }
 
-fn coverage_needs(source: &Source, table: &Table, publication: &Publication) -> Vec<Need> {
+fn coverage_needs(source: &Source, table: &Table, publication: &Publication) -> Vec<Finding> {
     let shown = show_ident(&source.publication);
     let quoted = quote_ident(&source.publication);
     let outbox = quote_table(&source.table);
@@ -129,7 +137,7 @@ fn coverage_needs(source: &Source, table: &Table, publication: &Publication) -> 
         .collect();
     let ours = publication.tables.iter().find(|t| t.oid == table.oid);
     match ours {
-        None => needs.push(Need::refused(
+        None => needs.push(Finding::failed("publication", 
             format!(
                 "publication {shown} does not cover {} (oid {}); it covers {}",
                 show_table(&source.table),
@@ -146,7 +154,7 @@ fn coverage_needs(source: &Source, table: &Table, publication: &Publication) -> 
                 (true, false) => "a row filter",
                 (false, _) => "a column list",
             };
-            needs.push(Need::refused(
+            needs.push(Finding::failed("publication", 
                 format!("publication {shown} has {what}: rows or columns of the outbox are left out"),
                 format!("alter publication {quoted} set table {outbox}"),
             ));
@@ -154,7 +162,8 @@ fn coverage_needs(source: &Source, table: &Table, publication: &Publication) -> 
         Some(_) => {}
     }
     if ours.is_some() && !others.is_empty() {
-        needs.push(Need::refused(
+        needs.push(Finding::failed(
+            "publication",
             format!(
                 "publication {shown} covers {} beside {}",
                 list(&others),
@@ -249,7 +258,7 @@ mod tests {
         }
     }
 
-    fn needs_of(table: &Table, publication: &Publication) -> Vec<Need> {
+    fn needs_of(table: &Table, publication: &Publication) -> Vec<Finding> {
         publication_needs(&source(), table, Some(publication))
     }
 
@@ -272,7 +281,7 @@ mod tests {
             }
         }
         let needs = table_needs(&source().table, &unfit, &OUTBOX_COLUMNS);
-        let causes: Vec<&str> = needs.iter().map(|n| n.cause.as_str()).collect();
+        let causes: Vec<&str> = needs.iter().map(|n| n.found.as_str()).collect();
         assert!(
             causes
                 .iter()
@@ -299,12 +308,12 @@ mod tests {
         assert_eq!(needs.len(), 1);
         assert!(
             needs[0]
-                .cause
+                .found
                 .contains("public.\"Other\" beside public.outbox")
         );
         assert_eq!(
-            needs[0].remedy,
-            "alter publication \"Pub\" set table \"public\".\"outbox\""
+            needs[0].remedy.as_deref(),
+            Some("alter publication \"Pub\" set table \"public\".\"outbox\"")
         );
     }
 
@@ -314,7 +323,7 @@ mod tests {
         filtered.tables[0].row_filter = true;
         filtered.tables[0].column_list = true;
         let needs = needs_of(&table('r'), &filtered);
-        assert!(needs[0].cause.contains("a row filter and a column list"));
+        assert!(needs[0].found.contains("a row filter and a column list"));
     }
 
     #[test]
@@ -323,8 +332,10 @@ mod tests {
         loud.publish.push("update".into());
         loud.via_partition_root = false;
         assert_eq!(
-            needs_of(&table('p'), &loud)[0].remedy,
-            "alter publication \"Pub\" set (publish = 'insert', publish_via_partition_root = true)"
+            needs_of(&table('p'), &loud)[0].remedy.as_deref(),
+            Some(
+                "alter publication \"Pub\" set (publish = 'insert', publish_via_partition_root = true)"
+            )
         );
         loud.publish.pop();
         assert_eq!(needs_of(&table('r'), &loud), []);

@@ -6,7 +6,9 @@
 //! - Nothing here connects, and no message or `Debug` holds a password.
 
 mod conninfo;
+mod database;
 mod layers;
+mod passfile;
 mod values;
 
 use std::fmt;
@@ -17,6 +19,10 @@ use std::time::Duration;
 use crate::cli::{self, Command};
 use crate::error::Failure;
 
+pub use database::{
+    Auth, ChannelBinding, Database, Host, Method, Methods, Negotiation, Pem, Root, SslMode, Target,
+    Tcp, Tls, TlsVersion,
+};
 pub use layers::Surroundings;
 use layers::{Given, Layers};
 
@@ -34,30 +40,6 @@ pub enum Task {
     Check(Box<CheckConfig>),
     Status(StatusConfig),
     Demo(DemoConfig),
-}
-
-/// How to reach Postgres. Both connections (replication and side) are made from this.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Database {
-    /// A name, an address, or a directory that holds the Unix socket (it starts with `/`).
-    pub host: String,
-    pub port: u16,
-    pub user: String,
-    pub password: Option<String>,
-    pub dbname: String,
-    pub sslmode: SslMode,
-    /// Set exactly where `sslmode` is `VerifyFull`.
-    pub sslrootcert: Option<PathBuf>,
-    pub application_name: String,
-    pub connect_timeout: Duration,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SslMode {
-    Disable,
-    Prefer,
-    Require,
-    VerifyFull,
 }
 
 /// A table's name, as SQL would have it: never folded after parsing.
@@ -498,22 +480,6 @@ impl fmt::Display for TableName {
         part(f, &self.schema)?;
         f.write_str(".")?;
         part(f, &self.name)
-    }
-}
-
-impl fmt::Debug for Database {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Database")
-            .field("host", &self.host)
-            .field("port", &self.port)
-            .field("user", &self.user)
-            .field("password", &self.password.as_ref().map(|_| "***"))
-            .field("dbname", &self.dbname)
-            .field("sslmode", &self.sslmode)
-            .field("sslrootcert", &self.sslrootcert)
-            .field("application_name", &self.application_name)
-            .field("connect_timeout", &self.connect_timeout)
-            .finish()
     }
 }
 

@@ -250,17 +250,8 @@ impl Watcher {
 
     /// A reader of the stream that does nothing with it: the relay's own client, no Kafka.
     pub fn of_slot(rig: &Rig<'_>, slot: &str, times: Arc<Times>) -> Watcher {
-        let database = config::Database {
-            host: rig.host(),
-            port: rig.db.cluster.port,
-            user: "postgres".to_owned(),
-            password: None,
-            dbname: rig.db.name.clone(),
-            sslmode: config::SslMode::Disable,
-            sslrootcert: None,
-            application_name: "reader".to_owned(),
-            connect_timeout: Duration::from_secs(5),
-        };
+        let database =
+            config::Database::plain(&rig.host(), rig.db.cluster.port, "postgres", &rig.db.name);
         let slot = slot.to_owned();
         let (tell, told) = std::sync::mpsc::channel();
         let watcher = Watcher::start(move |stop| {

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tokio_postgres::types::PgLsn;
 
-use crate::config::InitConfig;
+use crate::config::{Database, InitConfig};
 use crate::error::{DbError, Exit, Failure};
 use crate::finding::{self, Finding};
 use crate::io::connect;
@@ -113,7 +113,7 @@ async fn carry_out(
     seen: &Seen,
     plan: &Plan,
 ) -> Result<Made, Failure> {
-    let (mut slot, system) = replication(config, seen, &plan.needs).await?;
+    let (mut slot, system) = replication(&side.database, seen, &plan.needs).await?;
     apply(config, side, plan).await?;
     let table_oid = registered_oid(config, side).await?;
     if plan.slot == SlotWork::MakeAgain {
@@ -141,11 +141,10 @@ async fn carry_out(
 /// Connects for replication before anything is made: what stands in the way there (an attribute,
 /// a line of pg_hba.conf) is reported with all the rest.
 async fn replication(
-    config: &InitConfig,
+    database: &Database,
     seen: &Seen,
     needs: &[Finding],
 ) -> Result<(Slot, IdentifySystem), Failure> {
-    let database = &config.source.database;
     let encoding = if seen.server.encoding == "SQL_ASCII" {
         "SQL_ASCII"
     } else {

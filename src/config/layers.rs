@@ -95,6 +95,11 @@ impl Surroundings {
         }
     }
 
+    /// Where the user's own files are.
+    pub(super) fn home(&self) -> Option<&Path> {
+        self.pg_variable("HOME").map(Path::new)
+    }
+
     /// A variable that is set and not empty (libpq takes an empty one for unset).
     pub(super) fn pg_variable(&self, name: &str) -> Option<&str> {
         self.env

@@ -91,15 +91,8 @@ fn defaults() {
     assert_eq!(
         config.source.database,
         Database {
-            host: "/var/run/postgresql".to_owned(),
-            port: 5432,
-            user: "ops".to_owned(),
-            password: None,
-            dbname: "ops".to_owned(),
-            sslmode: SslMode::Disable,
-            sslrootcert: None,
-            application_name: "walrelay".to_owned(),
-            connect_timeout: Duration::from_secs(10),
+            tls: Tls::default(),
+            ..Database::plain("/var/run/postgresql", 5432, "ops", "ops")
         }
     );
 }

@@ -7,8 +7,8 @@ use super::{DbError, Exit, Failure};
 /// Whom we spoke to, and as whom.
 #[derive(Clone, Copy)]
 pub struct Peer<'a> {
-    pub host: &'a str,
-    pub port: u16,
+    /// `host "db.example" port 5432`; several, separated by commas.
+    pub places: &'a str,
     pub user: &'a str,
     pub dbname: &'a str,
 }
@@ -21,8 +21,8 @@ pub fn failure(error: &DbError, db: Peer<'_>) -> Failure {
         DbError::Unreachable(_) => (
             Exit::Refused,
             format!(
-                "start the server, or correct host and port (now \"{}\", {}); `run` keeps trying by itself",
-                db.host, db.port
+                "start the server, or correct where it is (now {}); `run` keeps trying by itself",
+                db.places
             ),
         ),
         DbError::Tls(text) => (Exit::Refused, tls(text)),
@@ -30,8 +30,8 @@ pub fn failure(error: &DbError, db: Peer<'_>) -> Failure {
         DbError::Protocol(_) => (
             Exit::Refused,
             format!(
-                "look whether host \"{}\" port {} is a Postgres server of version 15 or later, and no pooler",
-                db.host, db.port
+                "look whether {} is a Postgres server of version 15 or later, and no pooler",
+                db.places
             ),
         ),
         DbError::Server {
@@ -45,8 +45,8 @@ pub fn failure(error: &DbError, db: Peer<'_>) -> Failure {
         }
     };
     Failure::new(exit, error.to_string(), remedy).because(format!(
-        "connecting as user \"{}\" to database \"{}\" at host \"{}\" port {}",
-        db.user, db.dbname, db.host, db.port
+        "connecting as user \"{}\" to database \"{}\" at {}",
+        db.user, db.dbname, db.places
     ))
 }
 
@@ -272,8 +272,7 @@ mod tests {
     use super::*;
 
     const PEER: Peer<'static> = Peer {
-        host: "db.example",
-        port: 5432,
+        places: "host \"db.example\" port 5432",
         user: "walrelay",
         dbname: "app",
     };

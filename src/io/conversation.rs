@@ -63,6 +63,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Conversation<S> {
         &self.stream
     }
 
+    /// The stream, and what was read of it and not taken.
+    pub fn into_parts(self) -> (S, Vec<u8>) {
+        (self.stream, self.frames.rest().to_vec())
+    }
+
     pub fn buffered(&self) -> usize {
         self.frames.buffered()
     }

@@ -75,6 +75,11 @@ impl Frames {
         self.end - self.start
     }
 
+    /// The bytes that are not taken.
+    pub fn rest(&self) -> &[u8] {
+        &self.buf[self.start..self.end]
+    }
+
     /// Bytes held for reading.
     #[cfg(test)]
     fn capacity(&self) -> usize {

@@ -2,21 +2,23 @@
 //! leader's lock.
 //!
 //! # Invariants
-//! It reaches the server by the same [`connect::open`] as the stream does: one way to resolve, to
-//! encrypt, to judge certificates.
+//! It reaches the server and logs in by the same [`connect::session`] as the stream does: one way
+//! to choose a host, to encrypt, to judge certificates, to say a password.
 
-use std::convert::Infallible;
 use std::error::Error as _;
-use std::future::{Ready, ready};
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::JoinHandle;
-use tokio_postgres::config::{SslMode, SslNegotiation};
-use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
+use tokio_postgres::config::SslMode;
 use tokio_postgres::{Client, NoTls};
 
 use super::connect::{self, Stream, within};
+use super::conversation::Conversation;
+use super::login::Login;
 use crate::config::Database;
 use crate::error::DbError;
 
@@ -55,6 +57,9 @@ const SETTINGS: &str = "\
 pub struct Side {
     /// Shared with the tasks that run statements on it.
     pub client: Arc<Client>,
+    /// The same database, narrowed to the server that this session is on: where the stream has to
+    /// go, too.
+    pub database: Database,
     connection: JoinHandle<Result<(), tokio_postgres::Error>>,
     ended: Option<DbError>,
 }
@@ -66,69 +71,43 @@ impl Side {
     /// bytes need not be UTF-8.
     ///
     /// # Errors
-    /// See [`connect::open`]; or what the server refused.
+    /// See [`connect::session`]; or what the server refused.
     pub async fn connect(db: &Database, client_encoding: Option<&str>) -> Result<Side, DbError> {
-        let stream = connect::open(db).await?;
-        let plain = connect::without_tls(db, &stream);
-        let done = Side::log_in(db, stream, client_encoding).await;
-        match (done, plain) {
-            (Err(error), Some(db)) if connect::is_refused(&error) => {
-                let stream = connect::open(&db).await?;
-                Side::log_in(&db, stream, client_encoding).await
-            }
-            (done, _) => done,
-        }
-    }
-
-    async fn log_in(
-        db: &Database,
-        stream: Stream,
-        client_encoding: Option<&str>,
-    ) -> Result<Side, DbError> {
-        let what = || format!("logging in to host \"{}\" port {}", db.host, db.port);
-        let start = Side::start(db, stream, client_encoding);
-        within(db.connect_timeout, what, start).await?
-    }
-
-    async fn start(
-        db: &Database,
-        stream: Stream,
-        client_encoding: Option<&str>,
-    ) -> Result<Side, DbError> {
-        let mut config = tokio_postgres::Config::new();
-        config.user(&db.user).dbname(&db.dbname);
-        config.application_name(&db.application_name);
-        if let Some(password) = &db.password {
-            config.password(password);
-        }
-        let (client, connection) = match &stream {
-            Stream::Tls(_) => {
-                // "Direct" keeps the driver from asking for what was agreed on already.
-                config.ssl_mode(SslMode::Require);
-                config.ssl_negotiation(SslNegotiation::Direct);
-                let made = config.connect_raw(stream, AlreadyTls).await;
-                let (client, connection) = made.map_err(|e| login_error(&e))?;
-                (client, tokio::spawn(connection))
-            }
-            Stream::Tcp(_) | Stream::Unix(_) => {
-                config.ssl_mode(SslMode::Disable);
-                let made = config.connect_raw(stream, NoTls).await;
-                let (client, connection) = made.map_err(|e| login_error(&e))?;
-                (client, tokio::spawn(connection))
-            }
-        };
+        let session = connect::session(db, &[("client_encoding", "UTF8")]).await?;
+        let what = || format!("beginning the session on {}", session.database.hosts[0]);
+        let started = Side::start(session.conversation, session.login);
+        let (client, connection) = within(db.connect_timeout, what, started).await??;
         let side = Side {
             client: Arc::new(client),
             connection,
             ended: None,
+            database: session.database.clone(),
         };
-        side.run(SETTINGS).await?;
-        if let Some(encoding) = client_encoding {
+        let settings = async {
+            side.run(SETTINGS).await?;
+            let Some(encoding) = client_encoding else {
+                return Ok(());
+            };
             let encoding = encoding.replace('\'', "''");
             side.run(&format!("set client_encoding = '{encoding}'"))
-                .await?;
-        }
+                .await
+        };
+        within(db.connect_timeout, what, settings).await??;
         Ok(side)
+    }
+
+    async fn start(
+        conversation: Conversation<Stream>,
+        login: Login,
+    ) -> Result<(Client, JoinHandle<Result<(), tokio_postgres::Error>>), DbError> {
+        let (stream, rest) = conversation.into_parts();
+        let mut config = tokio_postgres::Config::new();
+        // For the driver the session has neither TLS nor a password: both have been seen to.
+        config.user("-").ssl_mode(SslMode::Disable);
+        let stream = LoggedIn::new(stream, login, &rest);
+        let made = config.connect_raw(stream, NoTls).await;
+        let (client, connection) = made.map_err(|e| db_error(&e))?;
+        Ok((client, tokio::spawn(connection)))
     }
 
     /// Statements without parameters and without an answer.
@@ -175,17 +154,6 @@ pub fn db_error(error: &tokio_postgres::Error) -> DbError {
     DbError::Protocol(described(error))
 }
 
-/// While logging in, what is neither the server's word nor the network's is about credentials.
-fn login_error(error: &tokio_postgres::Error) -> DbError {
-    match db_error(error) {
-        DbError::Protocol(text) if text.contains("password missing") => {
-            DbError::Auth("no password supplied".to_owned())
-        }
-        DbError::Protocol(text) if text.starts_with("authentication error") => DbError::Auth(text),
-        other => other,
-    }
-}
-
 /// The driver's words with their causes: alone they say only "error deserializing column 2".
 fn described(error: &tokio_postgres::Error) -> String {
     let mut text = error.to_string();
@@ -200,24 +168,75 @@ fn described(error: &tokio_postgres::Error) -> String {
     text
 }
 
-/// Tells the driver that the stream is TLS by now, so that it can bind SCRAM to the certificate.
-struct AlreadyTls;
+/// A session that is logged in, for the driver, which would log in by itself and knows only a part
+/// of how: its start-up message goes nowhere, and it is shown a server that asks for nothing.
+struct LoggedIn {
+    stream: Stream,
+    /// What the driver is to read first.
+    shown: Vec<u8>,
+    taken: usize,
+    has_started: bool,
+}
 
-impl TlsConnect<Stream> for AlreadyTls {
-    type Stream = Stream;
-    type Error = Infallible;
-    type Future = Ready<Result<Stream, Infallible>>;
-
-    fn connect(self, stream: Stream) -> Self::Future {
-        ready(Ok(stream))
+impl LoggedIn {
+    /// `rest`: what the server said after it was ready for queries.
+    fn new(stream: Stream, login: Login, rest: &[u8]) -> Self {
+        let mut shown = b"R\0\0\0\x08\0\0\0\0K\0\0\0\x0c".to_vec();
+        shown.extend_from_slice(&login.process_id.to_be_bytes());
+        shown.extend_from_slice(&login.secret_key.to_be_bytes());
+        shown.extend_from_slice(b"Z\0\0\0\x05I");
+        shown.extend_from_slice(rest);
+        LoggedIn {
+            stream,
+            shown,
+            taken: 0,
+            has_started: false,
+        }
     }
 }
 
-impl TlsStream for Stream {
-    fn channel_binding(&self) -> ChannelBinding {
-        match Stream::channel_binding(self) {
-            Some(data) => ChannelBinding::tls_server_end_point(data),
-            None => ChannelBinding::none(),
+impl AsyncRead for LoggedIn {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.taken == this.shown.len() {
+            return Pin::new(&mut this.stream).poll_read(cx, buf);
         }
+        let left = &this.shown[this.taken..];
+        let now = &left[..left.len().min(buf.remaining())];
+        buf.put_slice(now);
+        this.taken += now.len();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for LoggedIn {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        if this.has_started {
+            return Pin::new(&mut this.stream).poll_write(cx, bytes);
+        }
+        // The driver writes its start-up message whole and waits for the answer.
+        let length = bytes.first_chunk().map(|head| u32::from_be_bytes(*head));
+        if length.and_then(|n| usize::try_from(n).ok()) != Some(bytes.len()) {
+            return Poll::Ready(Err(io::Error::other("the driver starts in another way")));
+        }
+        this.has_started = true;
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
     }
 }

@@ -18,7 +18,6 @@ pub use super::connect::Gulp;
 use super::connect::{self, Stream, within};
 use super::conversation::{Conversation, malformed, server_error};
 use super::frames::{FrameError, Phase};
-use super::login::{self, Credentials, Secrecy};
 use crate::config::Database;
 use crate::error::DbError;
 use crate::lsn::Lsn;
@@ -93,46 +92,16 @@ impl Slot {
     /// outrank the defaults of role and database, and cost no round trip.
     ///
     /// # Errors
-    /// See [`connect::open`]; or what the server refused.
+    /// See [`connect::session`].
     pub async fn connect(
         db: &Database,
         client_encoding: &str,
         wal_sender_timeout: Duration,
     ) -> Result<Slot, DbError> {
-        let stream = connect::open(db).await?;
-        let plain = connect::without_tls(db, &stream);
-        let done = Slot::log_in(db, stream, client_encoding, wal_sender_timeout).await;
-        match (done, plain) {
-            (Err(error), Some(db)) if connect::is_refused(&error) => {
-                let stream = connect::open(&db).await?;
-                Slot::log_in(&db, stream, client_encoding, wal_sender_timeout).await
-            }
-            (done, _) => done,
-        }
-    }
-
-    async fn log_in(
-        db: &Database,
-        stream: Stream,
-        client_encoding: &str,
-        wal_sender_timeout: Duration,
-    ) -> Result<Slot, DbError> {
-        let credentials = Credentials {
-            user: &db.user,
-            password: db.password.as_deref(),
-            channel_binding: stream.channel_binding(),
-            secrecy: match &stream {
-                Stream::Tcp(_) => Secrecy::Overheard,
-                Stream::Unix(_) | Stream::Tls(_) => Secrecy::Private,
-            },
-        };
         let timeout = format!("{}ms", wal_sender_timeout.as_millis());
         // All of these are known to every server from 15 on.
         let parameters = [
-            ("user", db.user.as_str()),
-            ("database", &db.dbname),
             ("replication", "database"),
-            ("application_name", &db.application_name),
             ("client_encoding", client_encoding),
             ("TimeZone", "UTC"),
             ("DateStyle", "ISO"),
@@ -147,15 +116,11 @@ impl Slot {
             ("idle_session_timeout", "0"),
             ("idle_in_transaction_session_timeout", "0"),
         ];
-        let gulp = stream.gulp();
-        let mut conversation = Conversation::new(stream);
-        let what = || format!("logging in to host \"{}\" port {}", db.host, db.port);
-        let login = login::login(&mut conversation, &parameters, &credentials);
-        let backend_pid = within(db.connect_timeout, what, login).await??;
+        let session = connect::session(db, &parameters).await?;
         Ok(Slot {
-            conversation,
-            backend_pid,
-            gulp,
+            gulp: session.conversation.stream().gulp(),
+            backend_pid: session.login.process_id,
+            conversation: session.conversation,
         })
     }
 

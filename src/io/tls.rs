@@ -1,5 +1,7 @@
-//! TLS to Postgres, with libpq's meaning of `sslmode` and `sslrootcert`. The one place where
+//! TLS to Postgres, with libpq's meaning of every `ssl…` word. The one place where
 //! certificates are judged, for both connections.
+
+mod credentials;
 
 use std::fs;
 use std::net::IpAddr;
@@ -10,15 +12,19 @@ use std::sync::{Arc, OnceLock};
 use openssl::hash::MessageDigest;
 use openssl::nid::Nid;
 use openssl::ssl::{
-    ConnectConfiguration, SslConnector, SslMethod, SslRef, SslVerifyMode, SslVersion,
+    SslConnector, SslConnectorBuilder, SslFiletype, SslMethod, SslRef, SslVerifyMode, SslVersion,
 };
-use openssl::x509::store::{X509Store, X509StoreBuilder};
+use openssl::x509::store::{X509Lookup, X509Store, X509StoreBuilder};
+use openssl::x509::verify::X509VerifyFlags;
 use openssl::x509::{X509, X509Ref, X509VerifyResult};
 use tokio::net::TcpStream;
 use tokio_openssl::SslStream;
 
-use crate::config::{Database, SslMode};
+use crate::config::{Host, Negotiation, Pem, Root, SslMode, Tls, TlsVersion};
 use crate::error::DbError;
+
+/// The protocol's name in TLS, with its length before it.
+const ALPN: &[u8] = b"\x0apostgresql";
 
 /// `X509_V_ERR_HOSTNAME_MISMATCH` and `X509_V_ERR_IP_ADDRESS_MISMATCH` of OpenSSL.
 const NAME_MISMATCHES: [i32; 2] = [62, 64];
@@ -26,86 +32,165 @@ const NAME_MISMATCHES: [i32; 2] = [62, 64];
 /// `X509_V_ERR_*` of OpenSSL that say: the chain leads to no authority that we trust.
 const UNKNOWN_AUTHORITY: [i32; 6] = [2, 18, 19, 20, 21, 27];
 
+/// What is asked of the server's certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Check {
     /// Encrypted, to whoever answers.
     Nothing,
-    /// libpq's `verify-ca`: what `require` means once a root certificate is given.
     Authority,
     AuthorityAndName,
 }
 
-fn check(db: &Database) -> Check {
-    match db.sslmode {
-        SslMode::VerifyFull => Check::AuthorityAndName,
-        SslMode::Require if db.sslrootcert.is_some() => Check::Authority,
-        SslMode::Require | SslMode::Prefer | SslMode::Disable => Check::Nothing,
-    }
+/// libpq's settings with the files read: for one connect, so that what was renewed counts.
+pub struct Setup {
+    connector: SslConnector,
+    check: Check,
+    negotiation: Negotiation,
+    sni: bool,
 }
 
-/// Makes the handshake on a stream whose server has agreed to TLS.
-///
-/// # Errors
-/// [`DbError::Tls`] says which check failed; [`DbError::Unreachable`] when the connection broke.
-pub async fn handshake(db: &Database, tcp: TcpStream) -> Result<SslStream<TcpStream>, DbError> {
-    let mut configuration = configuration(db)?;
-    // OpenSSL forgets a certificate that it refuses; for whom it was is worth telling.
-    let refused: Arc<OnceLock<String>> = Arc::default();
-    if check(db) != Check::Nothing {
-        let refused = Arc::clone(&refused);
-        configuration.set_verify_callback(SslVerifyMode::PEER, move |good, context| {
-            if let (false, Some(certificate)) = (good, context.current_cert()) {
-                refused.get_or_init(|| names(certificate));
-            }
-            good
-        });
+impl Setup {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// [`DbError::Tls`] names the setting and its file, and what is wrong with it.
+    pub fn read(tls: &Tls) -> Result<Setup, DbError> {
+        let mut builder = SslConnector::builder(SslMethod::tls_client()).map_err(|e| setup(&e))?;
+        builder
+            .set_min_proto_version(Some(version(tls.version_min)))
+            .and_then(|()| builder.set_max_proto_version(tls.version_max.map(version)))
+            .map_err(|e| setup(&e))?;
+        builder.set_alpn_protos(ALPN).map_err(|e| setup(&e))?;
+        // A record is read by one call instead of two, and several short ones by one.
+        builder.set_read_ahead(true);
+        let check = trust(&mut builder, tls)?;
+        credentials::set(&mut builder, tls)?;
+        Ok(Setup {
+            connector: builder.build(),
+            check,
+            negotiation: tls.negotiation,
+            sni: tls.sni,
+        })
     }
-    let ssl = configuration.into_ssl(&db.host).map_err(|e| setup(&e))?;
-    let mut stream = SslStream::new(ssl, tcp).map_err(|e| setup(&e))?;
-    match Pin::new(&mut stream).connect().await {
-        Ok(()) => Ok(stream),
-        Err(error) => {
+
+    /// Makes the handshake on a stream whose server has agreed to TLS.
+    ///
+    /// # Errors
+    /// [`DbError::Tls`] says which check failed; [`DbError::Unreachable`] when the connection
+    /// broke.
+    pub async fn handshake(
+        &self,
+        host: &Host,
+        tcp: TcpStream,
+    ) -> Result<SslStream<TcpStream>, DbError> {
+        let mut configuration = self.connector.configure().map_err(|e| setup(&e))?;
+        configuration.set_verify_hostname(self.check == Check::AuthorityAndName);
+        configuration.set_use_server_name_indication(self.sni);
+        // OpenSSL forgets a certificate that it refuses; for whom it was is worth telling.
+        let refused: Arc<OnceLock<String>> = Arc::default();
+        if self.check != Check::Nothing {
+            let refused = Arc::clone(&refused);
+            configuration.set_verify_callback(SslVerifyMode::PEER, move |good, context| {
+                if let (false, Some(certificate)) = (good, context.current_cert()) {
+                    refused.get_or_init(|| names(certificate));
+                }
+                good
+            });
+        }
+        let ssl = configuration.into_ssl(&host.name).map_err(|e| setup(&e))?;
+        let mut stream = SslStream::new(ssl, tcp).map_err(|e| setup(&e))?;
+        if let Err(error) = Pin::new(&mut stream).connect().await {
             let names = refused.get().map_or("", String::as_str);
-            Err(refusal(db, stream.ssl(), names, &error))
+            return Err(self.refusal(host, stream.ssl(), names, &error));
         }
+        // What speaks TLS on this port and not Postgres in it must not be taken for one.
+        let is_postgres = stream.ssl().selected_alpn_protocol() == Some(&ALPN[1..]);
+        if self.negotiation == Negotiation::Direct && !is_postgres {
+            return Err(DbError::Tls(format!(
+                "sslnegotiation=direct: the server at {host} does not speak Postgres in TLS"
+            )));
+        }
+        Ok(stream)
+    }
+
+    /// Why the handshake failed, in the words of the check that failed.
+    fn refusal(
+        &self,
+        host: &Host,
+        ssl: &SslRef,
+        names: &str,
+        error: &openssl::ssl::Error,
+    ) -> DbError {
+        let verdict = ssl.verify_result();
+        let text = if verdict == X509VerifyResult::OK || self.check == Check::Nothing {
+            if let Some(io) = error.io_error() {
+                return DbError::Unreachable(format!("the connection broke during TLS: {io}"));
+            }
+            if error.ssl_error().is_none() {
+                return DbError::Unreachable(
+                    "the server closed the connection during the TLS handshake".to_owned(),
+                );
+            }
+            format!("handshake failed: {error}")
+        } else if NAME_MISMATCHES.contains(&verdict.as_raw()) {
+            format!(
+                "name mismatch: the server's certificate is not for \"{}\" but for {names}",
+                host.name
+            )
+        } else if UNKNOWN_AUTHORITY.contains(&verdict.as_raw()) {
+            format!(
+                "unknown authority: the server's certificate is signed by none that is trusted ({verdict})"
+            )
+        } else {
+            format!("the server's certificate is refused: {verdict}")
+        };
+        DbError::Tls(text)
     }
 }
 
-fn configuration(db: &Database) -> Result<ConnectConfiguration, DbError> {
-    let check = check(db);
-    let mut builder = SslConnector::builder(SslMethod::tls_client()).map_err(|e| setup(&e))?;
-    builder
-        .set_min_proto_version(Some(SslVersion::TLS1_2))
-        .map_err(|e| setup(&e))?;
-    // A record is read by one call instead of two, and several short ones by one.
-    builder.set_read_ahead(true);
-    match (check, &db.sslrootcert) {
-        (Check::Nothing, _) => builder.set_verify(SslVerifyMode::NONE),
-        (Check::Authority | Check::AuthorityAndName, Some(path)) if path != Path::new("system") => {
-            builder.set_cert_store(authorities(path)?);
-        }
-        (Check::Authority, _) => {
-            return Err(DbError::Tls(
-                "sslrootcert=system needs sslmode=verify-full: anyone can have a certificate \
-                 that the system trusts"
-                    .to_owned(),
-            ));
-        }
+/// Whom to trust, and how much is looked at. As in libpq, authorities that are there are asked in
+/// every mode: `require` then means `verify-ca`.
+fn trust(builder: &mut SslConnectorBuilder, tls: &Tls) -> Result<Check, DbError> {
+    let store = match &tls.root {
         // The connector starts out with the system's store.
-        (Check::AuthorityAndName, _) => {}
+        Root::System => return Ok(Check::AuthorityAndName),
+        Root::File(pem) => authorities(pem, tls)?,
+        Root::None => None,
+    };
+    let check = match (tls.sslmode, &store) {
+        (SslMode::VerifyCa | SslMode::VerifyFull, None) => {
+            let place = match &tls.root {
+                Root::File(Pem::Named(path) | Pem::Usual(path)) => path.display().to_string(),
+                Root::System | Root::None => "none".to_owned(),
+            };
+            return Err(DbError::Tls(format!(
+                "sslrootcert {place}: there is no such file to verify the server's certificate by"
+            )));
+        }
+        (SslMode::VerifyFull, Some(_)) => Check::AuthorityAndName,
+        (_, Some(_)) => Check::Authority,
+        (_, None) => Check::Nothing,
+    };
+    match store {
+        Some(store) => builder.set_cert_store(store),
+        None => builder.set_verify(SslVerifyMode::NONE),
     }
-    let mut configuration = builder.build().configure().map_err(|e| setup(&e))?;
-    configuration.set_verify_hostname(check == Check::AuthorityAndName);
-    Ok(configuration)
+    Ok(check)
 }
 
-/// Only what the file holds is trusted, not the system's authorities besides.
-fn authorities(path: &Path) -> Result<X509Store, DbError> {
+/// Only what the file holds is trusted, not the system's authorities besides. `None`: libpq's usual
+/// file is not there. (One that somebody named must be, although libpq would go on without:
+/// whoever names it wants the server looked at.)
+fn authorities(pem: &Pem, tls: &Tls) -> Result<Option<X509Store>, DbError> {
+    let (Pem::Named(path) | Pem::Usual(path)) = pem;
     let unusable = |reason: &dyn std::fmt::Display| {
         DbError::Tls(format!("sslrootcert {}: {reason}", path.display()))
     };
-    let pem = fs::read(path).map_err(|e| unusable(&e))?;
-    let certificates = X509::stack_from_pem(&pem).map_err(|e| unusable(&e))?;
+    if matches!(pem, Pem::Usual(_)) && !path.exists() {
+        return Ok(None);
+    }
+    let text = fs::read(path).map_err(|e| unusable(&e))?;
+    let certificates = X509::stack_from_pem(&text).map_err(|e| unusable(&e))?;
     if certificates.is_empty() {
         return Err(unusable(&"no certificate in it (PEM is expected)"));
     }
@@ -113,39 +198,54 @@ fn authorities(path: &Path) -> Result<X509Store, DbError> {
     for certificate in certificates {
         store.add_cert(certificate).map_err(|e| setup(&e))?;
     }
-    Ok(store.build())
+    revocations(&mut store, tls)?;
+    Ok(Some(store.build()))
+}
+
+/// Lists of certificates that were taken back. Without one nothing is looked up.
+fn revocations(store: &mut X509StoreBuilder, tls: &Tls) -> Result<(), DbError> {
+    let unusable = |key: &str, path: &Path, e: &dyn std::fmt::Display| {
+        DbError::Tls(format!("{key} {}: {e}", path.display()))
+    };
+    let mut has_any = false;
+    match &tls.crl {
+        Some(Pem::Usual(path)) if !path.exists() => {}
+        Some(Pem::Named(path) | Pem::Usual(path)) => {
+            let lookup = store
+                .add_lookup(X509Lookup::file())
+                .map_err(|e| setup(&e))?;
+            let loaded = lookup.load_crl_file(path, SslFiletype::PEM);
+            loaded.map_err(|e| unusable("sslcrl", path, &e))?;
+            has_any = true;
+        }
+        None => {}
+    }
+    if let Some(path) = &tls.crl_dir {
+        let lookup = store
+            .add_lookup(X509Lookup::hash_dir())
+            .map_err(|e| setup(&e))?;
+        let added = lookup.add_dir(&path.to_string_lossy(), SslFiletype::PEM);
+        added.map_err(|e| unusable("sslcrldir", path, &e))?;
+        has_any = true;
+    }
+    if has_any {
+        let flags = X509VerifyFlags::CRL_CHECK | X509VerifyFlags::CRL_CHECK_ALL;
+        store.set_flags(flags).map_err(|e| setup(&e))?;
+    }
+    Ok(())
+}
+
+fn version(version: TlsVersion) -> SslVersion {
+    match version {
+        TlsVersion::V1 => SslVersion::TLS1,
+        TlsVersion::V1_1 => SslVersion::TLS1_1,
+        TlsVersion::V1_2 => SslVersion::TLS1_2,
+        TlsVersion::V1_3 => SslVersion::TLS1_3,
+    }
 }
 
 fn setup(error: &dyn std::fmt::Display) -> DbError {
     DbError::Tls(format!("cannot set up: {error}"))
-}
-
-/// Why the handshake failed, in the words of the check that failed.
-fn refusal(db: &Database, ssl: &SslRef, names: &str, error: &openssl::ssl::Error) -> DbError {
-    let verdict = ssl.verify_result();
-    let text = if verdict == X509VerifyResult::OK || check(db) == Check::Nothing {
-        if let Some(io) = error.io_error() {
-            return DbError::Unreachable(format!("the connection broke during TLS: {io}"));
-        }
-        if error.ssl_error().is_none() {
-            return DbError::Unreachable(
-                "the server closed the connection during the TLS handshake".to_owned(),
-            );
-        }
-        format!("handshake failed: {error}")
-    } else if NAME_MISMATCHES.contains(&verdict.as_raw()) {
-        format!(
-            "name mismatch: the server's certificate is not for \"{}\" but for {names}",
-            db.host
-        )
-    } else if UNKNOWN_AUTHORITY.contains(&verdict.as_raw()) {
-        format!(
-            "unknown authority: the server's certificate is signed by none that is trusted ({verdict})"
-        )
-    } else {
-        format!("the server's certificate is refused: {verdict}")
-    };
-    DbError::Tls(text)
 }
 
 /// What a certificate is for.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio_postgres::Client;
 
-use crate::config::{CreateTopics, Source};
+use crate::config::{CreateTopics, Database, Source};
 use crate::error::{DbError, Failure};
 use crate::io::preflight::{self, Needed, NotReady, OUTBOX_COLUMNS, Use};
 use crate::io::registry::{self, Found, Prober};
@@ -37,6 +37,8 @@ pub struct Surroundings {
 /// The session that holds the lock, as jobs share it.
 pub struct Link {
     client: Arc<Client>,
+    /// Where that session is: the stream goes to the same server.
+    database: Database,
     prober: Prober,
     backend_pid: i32,
     table_oid: u32,
@@ -240,6 +242,7 @@ async fn lead(
     let probe = prober.ask(&client).await.map_err(or_later)?;
     let link = Link {
         client,
+        database: side.database.clone(),
         prober,
         backend_pid: probe.backend_pid,
         table_oid,
@@ -297,7 +300,7 @@ async fn open_over(around: &Surroundings, link: &Link) -> Result<(Box<Slot>, Ope
         if error.heals_with_time() {
             OpenError::Later(error.to_string())
         } else {
-            OpenError::Never(connect::failure(&error, &source.database))
+            OpenError::Never(connect::failure(&error, &link.database))
         }
     };
     let encoding = if link.encoding == "SQL_ASCII" {
@@ -305,7 +308,7 @@ async fn open_over(around: &Surroundings, link: &Link) -> Result<(Box<Slot>, Ope
     } else {
         "UTF8"
     };
-    let mut slot = Slot::connect(&source.database, encoding, around.wal_sender_timeout)
+    let mut slot = Slot::connect(&link.database, encoding, around.wal_sender_timeout)
         .await
         .map_err(or_later)?;
     let identity = slot.identify_system().await.map_err(or_later)?;

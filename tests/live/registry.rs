@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use walrelay::config::{self, SslMode, TableName};
+use walrelay::config::{self, TableName};
 use walrelay::io::preflight::{self, NotReady, OUTBOX_COLUMNS};
 use walrelay::io::registry::{self, Found, Halted, OpenStop, Prober, Registered, Stop};
 use walrelay::io::side::Side;
@@ -15,17 +15,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 fn source(db: &Database<'_>, user: &str) -> config::Source {
     config::Source {
-        database: config::Database {
-            host: "127.0.0.1".to_owned(),
-            port: db.cluster.port,
-            user: user.to_owned(),
-            password: None,
-            dbname: db.name.clone(),
-            sslmode: SslMode::Disable,
-            sslrootcert: None,
-            application_name: "walrelay".to_owned(),
-            connect_timeout: Duration::from_secs(10),
-        },
+        database: config::Database::plain("127.0.0.1", db.cluster.port, user, &db.name),
         table: TableName {
             schema: "public".to_owned(),
             name: "outbox".to_owned(),

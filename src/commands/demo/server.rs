@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::binaries::Binaries;
-use crate::config::{Database, SslMode};
+use crate::config::Database;
 use crate::error::{Exit, Failure};
 use crate::io::side::Side;
 
@@ -96,17 +96,7 @@ impl Server {
 
     /// How to reach it, as its superuser.
     pub fn database(&self) -> Database {
-        Database {
-            host: self.dir.display().to_string(),
-            port: 5432,
-            user: "postgres".to_owned(),
-            password: None,
-            dbname: "postgres".to_owned(),
-            sslmode: SslMode::Disable,
-            sslrootcert: None,
-            application_name: "walrelay".to_owned(),
-            connect_timeout: Duration::from_secs(10),
-        }
+        Database::plain(&self.dir.to_string_lossy(), 5432, "postgres", "postgres")
     }
 
     fn data(&self) -> PathBuf {

@@ -543,11 +543,9 @@ fn is_our_layout(table: &Table) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::commands::init::survey::{Helpers, Slots};
-    use crate::config::{Database, SslMode, TableName};
+    use crate::config::{Database, TableName};
     use crate::error::Exit;
     use crate::io::catalog::Role;
     use crate::io::registry::Server;
@@ -555,17 +553,7 @@ mod tests {
 
     fn source() -> Source {
         Source {
-            database: Database {
-                host: "/tmp".into(),
-                port: 5432,
-                user: "u".into(),
-                password: None,
-                dbname: "d".into(),
-                sslmode: SslMode::Disable,
-                sslrootcert: None,
-                application_name: "walrelay".into(),
-                connect_timeout: Duration::from_secs(1),
-            },
+            database: Database::plain("/tmp", 5432, "u", "d"),
             table: TableName {
                 schema: "public".into(),
                 name: "outbox".into(),

@@ -185,25 +185,13 @@ fn list(tables: &[&Published]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::config::{Database, SslMode};
+    use crate::config::Database;
     use crate::io::preflight::OUTBOX_COLUMNS;
 
     fn source() -> Source {
         Source {
-            database: Database {
-                host: "/tmp".into(),
-                port: 5432,
-                user: "u".into(),
-                password: None,
-                dbname: "d".into(),
-                sslmode: SslMode::Disable,
-                sslrootcert: None,
-                application_name: "walrelay".into(),
-                connect_timeout: Duration::from_secs(1),
-            },
+            database: Database::plain("/tmp", 5432, "u", "d"),
             table: TableName {
                 schema: "public".into(),
                 name: "outbox".into(),

@@ -38,7 +38,7 @@ pub enum Task {
     Init(Box<InitConfig>),
     Run(Box<RunConfig>),
     Check(Box<CheckConfig>),
-    Status(StatusConfig),
+    Status(Box<StatusConfig>),
     Demo(DemoConfig),
 }
 
@@ -201,7 +201,7 @@ impl Config {
                 let layers = Layers::read(around, args.common.config.as_deref())?;
                 Ok(Config {
                     log: log_format(&layers, around, args.common.log.clone())?,
-                    task: Task::Status(status(&layers, around, args)?),
+                    task: Task::Status(Box::new(status(&layers, around, args)?)),
                 })
             }
             Command::Run(args) => {

@@ -70,7 +70,7 @@ async fn dispatch(task: Task) -> Result<(), Failure> {
         }
         Task::Init(config) => commands::init::run(*config).await,
         Task::Check(config) => commands::check::run(*config).await,
-        Task::Status(config) => commands::status::run(config).await,
+        Task::Status(config) => commands::status::run(*config).await,
         Task::Demo(config) => commands::demo::run(config).await,
     }
 }

@@ -59,7 +59,7 @@ pub struct Side {
     pub client: Arc<Client>,
     /// The same database, narrowed to the server that this session is on: where the stream has to
     /// go, too.
-    pub database: Database,
+    pub database: Arc<Database>,
     connection: JoinHandle<Result<(), tokio_postgres::Error>>,
     ended: Option<DbError>,
 }
@@ -81,7 +81,7 @@ impl Side {
             client: Arc::new(client),
             connection,
             ended: None,
-            database: session.database.clone(),
+            database: Arc::new(session.database.clone()),
         };
         let settings = async {
             side.run(SETTINGS).await?;

@@ -38,7 +38,7 @@ pub struct Surroundings {
 pub struct Link {
     client: Arc<Client>,
     /// Where that session is: the stream goes to the same server.
-    database: Database,
+    database: Arc<Database>,
     prober: Prober,
     backend_pid: i32,
     table_oid: u32,
@@ -242,7 +242,7 @@ async fn lead(
     let probe = prober.ask(&client).await.map_err(or_later)?;
     let link = Link {
         client,
-        database: side.database.clone(),
+        database: Arc::clone(&side.database),
         prober,
         backend_pid: probe.backend_pid,
         table_oid,

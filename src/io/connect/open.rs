@@ -130,7 +130,7 @@ async fn within_handshake(
 ) -> Result<Stream, Missed> {
     let what = || format!("the TLS handshake with {host}");
     let done = deadline.bound(what, setup.handshake(host, tcp)).await?;
-    done.map(|tls| Stream::Tls(tls)).map_err(|error| Missed {
+    done.map(Stream::Tls).map_err(|error| Missed {
         error,
         is_of_encryption: true,
     })

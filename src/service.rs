@@ -114,6 +114,7 @@ pub async fn run_with(
         surroundings: Arc::new(Surroundings {
             source: config.source,
             topic_columns: words::columns(&config.mapping.topic, &config.mapping.headers),
+            topics: words::topics(&config.mapping.topic),
             create_topics: config.kafka.create_topics,
             kafka,
             process_id,
@@ -202,6 +203,10 @@ impl Service {
         stop: StopBy,
     ) -> Result<(), Failure> {
         let mut signals = Signals::new(stop)?;
+        tokio::select! {
+            () = signals.next() => return Ok(()),
+            done = jobs::reach(Arc::clone(&self.surroundings)) => self.on_first_reach(done)?,
+        }
         self.machine.advance(now());
         loop {
             let now = now();
@@ -334,6 +339,31 @@ impl Service {
                 "kafka: {}",
                 notice.text
             );
+        }
+    }
+
+    /// A cluster that refuses us for good is an end before anything was begun; one that is not
+    /// there is waited for.
+    fn on_first_reach(&mut self, done: Done) -> Result<(), Failure> {
+        if let Done::Reached(reach) = &done {
+            if let Some(failure) = reach.definite() {
+                return Err(failure);
+            }
+            for warning in reach.warnings() {
+                tracing::warn!("{}", warning.found);
+            }
+        }
+        self.on_done(done, now());
+        Ok(())
+    }
+
+    fn on_reach(&mut self, reach: kafka::Reach, now: Moment) {
+        match self.publisher.watch().on_reach(reach, now) {
+            kafka::News::None => {}
+            kafka::News::Trouble { what, remedy } => {
+                tracing::error!("kafka: {what}; remedy: {remedy}");
+            }
+            kafka::News::WellAgain => tracing::info!("kafka: every broker is reachable again"),
         }
     }
 
@@ -535,6 +565,7 @@ impl Service {
                 }
                 self.machine.on_topic(&name, &state, now);
             }
+            Done::Reached(reach) => self.on_reach(reach, now),
             Done::StopErased => self.machine.on_stop_erased(now),
             Done::Stored => self.machine.on_stored(),
             Done::Cleared => {}
@@ -549,6 +580,9 @@ impl Service {
         self.live_at = Moment::ZERO;
         if *notice == Notice::BatchTooLarge {
             self.limit_batch(self.batch_bytes / 2);
+        }
+        if let Notice::KafkaStalled { .. } = notice {
+            self.publisher.watch().suspect();
         }
         let slot = self.surroundings.source.slot.as_str();
         match notice.severity() {
@@ -574,6 +608,9 @@ impl Service {
             return;
         }
         self.live_at = now + LIVE_INTERVAL;
+        if self.publisher.watch().wants_look(now) {
+            self.spawn(jobs::reach(Arc::clone(&self.surroundings)));
+        }
         self.vitals.hand_over(&self.machine, &self.publisher, now);
         if telemetry::live_is_on() {
             telemetry::show_live(&self.vitals.progress.live_line(SystemTime::now()));

@@ -20,6 +20,7 @@ mod settings;
 #[cfg(test)]
 mod tests;
 mod topics;
+mod watch;
 
 pub use check::{Reach, look, reach};
 pub use context::{BrokerStats, ClientNotice};
@@ -28,6 +29,7 @@ pub use publisher::{Publisher, Rebuilt};
 pub use reader::{Extent, Got, Reader};
 pub use settings::{MESSAGE_BYTES_MAX, Settings, check_brokers, check_properties};
 pub use topics::{create_topic, lookup_topic};
+pub use watch::{News, Watch};
 
 use rdkafka::error::KafkaError;
 

@@ -21,11 +21,16 @@ use crate::relay::orders::{Halted, Led, OpenError, Opened, Probed, Seek, Stop};
 /// How long the server may take to read the last status and say that it has.
 const FINISH_WITHIN: Duration = Duration::from_secs(2);
 
+/// How long a look at the cluster may take.
+const REACH_WITHIN: Duration = Duration::from_secs(5);
+
 /// What does not change while the relay runs.
 pub struct Surroundings {
     pub source: Source,
     /// Columns that topic template and header mapping need, beside the record's own.
     pub topic_columns: Vec<String>,
+    /// Topics that are the same for every row.
+    pub topics: Vec<String>,
     pub create_topics: Option<CreateTopics>,
     pub kafka: kafka::Settings,
     pub process_id: String,
@@ -64,6 +69,7 @@ pub enum Done {
         name: String,
         state: TopicState,
     },
+    Reached(kafka::Reach),
     StopErased,
     Stored,
     Cleared,
@@ -444,6 +450,15 @@ fn written(result: Result<(), DbError>, done: Done) -> Done {
             Done::NotWritten
         }
     }
+}
+
+// ---- Kafka as a whole ----------------------------------------------------------------------
+
+/// The topics that can be known before there are events.
+pub async fn reach(around: Arc<Surroundings>) -> Done {
+    let topics = &around.topics;
+    let create = around.create_topics;
+    Done::Reached(kafka::reach(&around.kafka, topics, create, REACH_WITHIN).await)
 }
 
 // ---- topics --------------------------------------------------------------------------------

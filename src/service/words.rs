@@ -16,6 +16,20 @@ pub fn columns(topic: &str, headers: &[(String, String)]) -> Vec<String> {
     columns
 }
 
+/// The topics that a template without columns makes of any row.
+pub fn topics(topic: &str) -> Vec<String> {
+    let mut topics = Vec::new();
+    if let Ok(template) = Template::parse(topic)
+        && template.columns().next().is_none()
+    {
+        let mut topic = String::new();
+        if template.render(std::iter::empty(), &mut topic).is_ok() {
+            topics.push(topic);
+        }
+    }
+    topics
+}
+
 /// How an ErrorResponse ends the stream: may it be opened again?
 pub fn stream_error(error: &DbError, source: &Source) -> StreamEnd {
     if error.heals_with_time() {

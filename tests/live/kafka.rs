@@ -117,11 +117,23 @@ impl Broker {
     }
 
     pub fn on(jvm: Jvm, properties: &[&str]) -> Broker {
+        Broker::made(jvm, properties, &[], proc::free_port())
+    }
+
+    /// With SCRAM users, each as `SCRAM-SHA-256=[name=…,password=…]`: they are made with the
+    /// storage. `port`: where the listener PLAINTEXT is, if the properties have listeners of their
+    /// own.
+    pub fn with_users(properties: &[&str], scram: &[&str], port: u16) -> Broker {
+        Broker::made(Jvm::Small, properties, scram, port)
+    }
+
+    fn made(jvm: Jvm, properties: &[&str], scram: &[&str], port: u16) -> Broker {
         let servers = proc::servers();
         let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers");
         let dir = proc::dir("kafka");
-        copy_storage(&servers.join("kafka-storage"), &dir.join("data"));
-        let port = proc::free_port();
+        if scram.is_empty() {
+            copy_storage(&servers.join("kafka-storage"), &dir.join("data"));
+        }
         let template = fs::read_to_string(recipe.join("server.properties")).expect("is committed");
         let mut text = template
             .replace("@PORT@", &port.to_string())
@@ -132,6 +144,9 @@ impl Broker {
             text.push('\n');
         }
         fs::write(dir.join("server.properties"), text).expect("the directory is ours");
+        if !scram.is_empty() {
+            format_storage(&dir.join("server.properties"), scram);
+        }
         let broker = Broker {
             port,
             dir,
@@ -157,12 +172,8 @@ impl Broker {
         if archive.exists() {
             command.arg(format!("-XX:SharedArchiveFile={}", archive.display()));
         }
-        let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers");
         command
-            .arg(format!(
-                "-Dlog4j2.configurationFile={}",
-                recipe.join("log4j2.properties").display()
-            ))
+            .arg(log4j())
             .arg("-cp")
             .arg(format!("{}/*", jars.display()))
             .arg("kafka.Kafka")
@@ -180,6 +191,14 @@ impl Broker {
                 .then_some(())
         });
         *server = Some(running);
+    }
+
+    /// Changes a text in `server.properties`; it counts from the next `up`.
+    pub fn reconfigure(&self, from: &str, to: &str) {
+        let path = self.dir.join("server.properties");
+        let text = fs::read_to_string(&path).expect("we wrote it");
+        assert!(text.contains(from), "{from} is not in server.properties");
+        fs::write(&path, text.replace(from, to)).expect("the directory is ours");
     }
 
     pub fn pid(&self) -> u32 {
@@ -366,6 +385,33 @@ impl Drop for Broker {
             let _ = fs::remove_dir_all(&self.dir);
         }
     }
+}
+
+fn log4j() -> String {
+    let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers");
+    format!(
+        "-Dlog4j2.configurationFile={}",
+        recipe.join("log4j2.properties").display()
+    )
+}
+
+fn format_storage(properties: &Path, scram: &[&str]) {
+    let mut command = proc::command("java", RunAs::Me, AtParentDeath::Kill);
+    command
+        .args([
+            "-XX:TieredStopAtLevel=1",
+            "-XX:+UseSerialGC",
+            &log4j(),
+            "-cp",
+        ])
+        .arg(format!("{}/*", proc::servers().join("kafka").display()))
+        .args(["kafka.tools.StorageTool", "format"])
+        .args(["-t", "MkU3OEVBNTcwNTJENDM2Qg", "-c"])
+        .arg(properties);
+    for user in scram {
+        command.args(["--add-scram", user]);
+    }
+    proc::output(command);
 }
 
 fn copy_storage(from: &Path, to: &Path) {

@@ -17,6 +17,8 @@ mod faults_relay;
 mod init;
 mod init_surroundings;
 mod kafka;
+mod kafka_secured;
+mod kafka_security;
 mod load;
 mod odd;
 mod poison;

@@ -46,6 +46,23 @@ impl ClientNotice {
             _ => 3,    // AUTHENTICATION, SSL, SASL, FATAL
         }
     }
+
+    /// Is it a refusal that time does not heal: TLS or SASL where the broker wants none or another,
+    /// a wrong password, a certificate that is not good enough?
+    #[must_use]
+    pub fn is_definite(&self) -> bool {
+        // A connection that broke off in the middle of a login says "authentication" too.
+        let broke_off = self.text.contains("Local: ") || self.text.contains("OAUTHBEARER token");
+        match self.code.0 {
+            // AUTHENTICATION, SSL, UNSUPPORTED_SASL_MECHANISM, SASL_AUTHENTICATION_FAILED
+            -169 | -181 | 33 | 58 => !broke_off,
+            // TRANSPORT
+            -195 => {
+                self.text.contains("PLAINTEXT broker listener") || self.text.contains(" alert ")
+            }
+            _ => false,
+        }
+    }
 }
 
 /// From the client's statistics, some seconds old.

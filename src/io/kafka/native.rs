@@ -1,7 +1,9 @@
-//! The only unsafe file: the wake-up that rdkafka's safe interface lacks. (What it offers is a
-//! thread that polls: an idle relay would not sleep, and a busy one would learn of a bad report
-//! while it is sending the next record.)
+//! The only unsafe files, this one and those below it: what rdkafka's safe interface lacks. Here the
+//! wake-up. (What it offers is a thread that polls: an idle relay would not sleep, and a busy one
+//! would learn of a bad report while it is sending the next record.)
 #![allow(unsafe_code)]
+
+pub mod admin;
 
 use std::ffi::c_void;
 use std::ptr::NonNull;

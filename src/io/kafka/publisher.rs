@@ -11,7 +11,7 @@ use tracing::error;
 
 use super::context::{BrokerStats, ClientNotice, Inbox};
 use super::native::{Producer, Signal};
-use super::{Reach, Settings, code_of};
+use super::{Settings, Watch, code_of};
 use crate::error::{Failure, kafka};
 use crate::record::{KafkaCode, Record, Report, Ticket};
 
@@ -60,7 +60,7 @@ pub struct Publisher {
     in_flight: usize,
     state: State,
     late: bool,
-    reach: Reach,
+    watch: Watch,
 }
 
 impl Publisher {
@@ -86,7 +86,7 @@ impl Publisher {
             in_flight: 0,
             state: State::Sending,
             late: false,
-            reach: Reach::default(),
+            watch: Watch::default(),
         })
     }
 
@@ -208,6 +208,9 @@ impl Publisher {
             let context = producer.client().context();
             self.notices.append(&mut context.take_notices());
         }
+        if !self.notices.is_empty() {
+            self.watch.suspect();
+        }
         let now = Instant::now();
         let mut notices = std::mem::take(&mut self.notices);
         notices.retain(|notice| self.is_due(&notice.text, now));
@@ -226,15 +229,15 @@ impl Publisher {
         is_due
     }
 
-    /// Keeps what the last look at the cluster has found.
-    pub fn on_reach(&mut self, reach: Reach) {
-        self.reach = reach;
+    /// What is known of the cluster as a whole.
+    pub fn watch(&mut self) -> &mut Watch {
+        &mut self.watch
     }
 
     /// What is wrong with Kafka as the last look found it, and what to do about it.
     #[must_use]
     pub fn trouble(&self) -> Option<(String, String)> {
-        self.reach.trouble()
+        self.watch.trouble()
     }
 
     /// From the client's statistics; `None` in the first ten seconds.

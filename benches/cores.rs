@@ -12,9 +12,10 @@ use walrelay::record::{Record, Report, Ticket, TopicState};
 use walrelay::relay::intake::Outlet;
 use walrelay::relay::ledger::{Ledger, Take};
 use walrelay::relay::machine::Machine;
+use walrelay::relay::mapping::Mapping;
 use walrelay::relay::orders::{Led, Opened, Order, Seek, Settings};
-use walrelay::relay::outbox::{Mapping, Row, Shape};
-use walrelay::relay::route::{Template, murmur2};
+use walrelay::relay::outbox::{Domains, Row, Shape};
+use walrelay::relay::route::murmur2;
 use walrelay::wire::pgoutput::Message;
 
 const ROWS_A_TRANSACTION: u64 = 100;
@@ -24,13 +25,6 @@ const EVENT_ID: &str = "3f0e7a54-1c52-4d5e-9d7a-6a3d1f1c9b1e";
 
 criterion_group!(benches, decode, row, ledger, partition, pipeline);
 criterion_main!(benches);
-
-fn mapping() -> Mapping {
-    Mapping {
-        topic: Template::parse("outbox.event.{aggregate_type}").expect("a template"),
-        headers: Vec::new(),
-    }
-}
 
 fn payload() -> String {
     format!(r#"{{"data": "{}", "state": "placed"}}"#, "0f".repeat(240))
@@ -145,11 +139,12 @@ fn decode(c: &mut Criterion) {
 
 fn row(c: &mut Criterion) {
     let (relation, insert) = (relation(), insert(7));
-    let mapping = mapping();
+    let mapping = Mapping::default();
     let Ok(Message::Relation(relation)) = Message::decode(&relation) else {
         panic!("a Relation message");
     };
-    let shape = Shape::resolve(&relation, &mapping).expect("every column is there");
+    let shape =
+        Shape::resolve(&relation, &mapping, &Domains::default()).expect("every column is there");
     let Ok(Message::Insert { tuple, .. }) = Message::decode(&insert) else {
         panic!("an Insert message");
     };
@@ -227,7 +222,7 @@ impl Outlet for Nobody {
 /// A machine that leads and has the stream, its topic known.
 fn streaming(nobody: &mut Nobody) -> Machine {
     let settings = Settings {
-        mapping: mapping(),
+        mapping: Mapping::default(),
         process_id: "bench".to_owned(),
         in_flight_events_max: 10_000,
         in_flight_bytes_max: 64 << 20,

@@ -99,6 +99,17 @@ pub struct RecordCli {
     /// Record header from a column; may be repeated
     #[arg(long, value_name = "NAME=COLUMN")]
     pub header: Vec<String>,
+    /// Column of a table of your own; may be repeated. PART is event_id, aggregate_type,
+    /// aggregate_id (the key), event_type, payload, headers, timestamp, partition, id, created_at or
+    /// xid; an empty COLUMN says that there is none [default: columns of these names]
+    #[arg(long, value_name = "PART=COLUMN")]
+    pub column: Vec<String>,
+    /// Topic in place of what the template gives; may be repeated
+    #[arg(long, value_name = "NAME=TOPIC")]
+    pub topic_for: Vec<String>,
+    /// Record timestamp: `commit` or `publish`; for a column see --column [default: commit]
+    #[arg(long, value_name = "TIME")]
+    pub timestamp: Option<String>,
 }
 
 /// Look at every requirement of `run`, say what is missing, change nothing

@@ -8,6 +8,7 @@
 mod conninfo;
 mod database;
 mod layers;
+mod mapping;
 mod passfile;
 mod values;
 
@@ -19,6 +20,8 @@ use std::time::Duration;
 use crate::cli::{self, Command};
 use crate::error::Failure;
 
+pub use crate::relay::mapping::{Clock, Columns, Mapping, Part};
+pub use crate::relay::route::Template;
 pub use database::{
     Auth, ChannelBinding, Database, Host, Method, Methods, Negotiation, Pem, Root, SslMode, Target,
     Tcp, Tls, TlsVersion,
@@ -88,15 +91,6 @@ pub enum Existing {
     Publish,
 }
 
-/// How a row becomes a record.
-#[derive(Clone, Debug)]
-pub struct Mapping {
-    /// A template over columns.
-    pub topic: String,
-    /// Record header, and the column that it takes its value from.
-    pub headers: Vec<(String, String)>,
-}
-
 /// Where metrics and health are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Http {
@@ -161,7 +155,6 @@ pub struct DemoConfig {
 const TABLE_DEFAULT: &str = "public.outbox";
 const SLOT_DEFAULT: &str = "walrelay";
 const PUBLICATION_DEFAULT: &str = "walrelay";
-const TOPIC_DEFAULT: &str = "outbox.event.{aggregate_type}";
 /// Health says where the database is and what is wrong with it: for this machine alone, unless
 /// asked for.
 const HTTP_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9187);
@@ -172,9 +165,6 @@ const SHUTDOWN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 const IN_FLIGHT_BYTES_MAX: usize = 64 << 20;
 /// One maximal record of a default broker (1 MiB) has to fit.
 const IN_FLIGHT_BYTES_MIN: usize = 1 << 20;
-
-/// The headers that a row cannot forge, and a mapping cannot replace.
-const RESERVED_HEADERS: [&str; 3] = ["event_id", "event_type", "aggregate_type"];
 
 impl Config {
     /// Lays the flags over the environment and the file, and parses every value.
@@ -244,7 +234,7 @@ fn init(layers: &Layers, around: &Surroundings, args: cli::InitCli) -> Result<In
     let lock_timeout = layers.get("lock_timeout", args.lock_timeout)?;
     Ok(InitConfig {
         source: source(layers, around, args.source)?,
-        mapping: mapping(layers, args.record)?,
+        mapping: mapping::mapping(layers, args.record)?,
         print_sql: args.print_sql,
         existing,
         lock_timeout: duration_or(lock_timeout, LOCK_TIMEOUT_DEFAULT)?,
@@ -269,7 +259,7 @@ fn run(layers: &Layers, around: &Surroundings, args: cli::RunCli) -> Result<RunC
     Ok(RunConfig {
         source: source(layers, around, args.source)?,
         kafka,
-        mapping: mapping(layers, args.record)?,
+        mapping: mapping::mapping(layers, args.record)?,
         http: http(layers, args.http)?,
         stall_timeout: duration_or(stall_timeout, STALL_TIMEOUT_DEFAULT)?,
         shutdown_timeout: duration_or(shutdown_timeout, SHUTDOWN_TIMEOUT_DEFAULT)?,
@@ -284,7 +274,7 @@ fn check(
 ) -> Result<CheckConfig, Failure> {
     Ok(CheckConfig {
         kafka: kafka(layers, args.kafka)?,
-        mapping: mapping(layers, args.record)?,
+        mapping: mapping::mapping(layers, args.record)?,
         source: source(layers, around, args.source)?,
         json: args.json,
     })
@@ -300,30 +290,6 @@ fn status(
         http: http(layers, args.http)?,
         json: args.json,
     })
-}
-
-fn mapping(layers: &Layers, args: cli::RecordCli) -> Result<Mapping, Failure> {
-    let topic = match layers.get("topic", args.topic)? {
-        Some(given) => values::topic(&given)?,
-        None => TOPIC_DEFAULT.to_owned(),
-    };
-    let headers = layers.pairs("headers", "--header", &args.header)?;
-    if let Some((name, _)) = headers
-        .iter()
-        .find(|(name, _)| RESERVED_HEADERS.contains(&name.as_str()))
-    {
-        return Err(Failure::usage(
-            format!("header {name} is walrelay's own and cannot be mapped"),
-            "give the mapping another header name",
-        ));
-    }
-    if let Some((name, _)) = headers.iter().find(|(_, column)| column.is_empty()) {
-        return Err(Failure::usage(
-            format!("header {name} is mapped to no column"),
-            format!("write the column's name behind it: {name}=COLUMN"),
-        ));
-    }
-    Ok(Mapping { topic, headers })
 }
 
 /// `None`: no brokers are named.
@@ -447,15 +413,6 @@ fn refuse_not_built(layers: &Layers, args: &cli::RunCli) -> Result<(), Failure> 
 
 fn duration_or(given: Option<Given>, default: Duration) -> Result<Duration, Failure> {
     given.map_or(Ok(default), |given| values::duration(&given))
-}
-
-impl Default for Mapping {
-    fn default() -> Self {
-        Mapping {
-            topic: TOPIC_DEFAULT.to_owned(),
-            headers: Vec::new(),
-        }
-    }
 }
 
 impl TableName {

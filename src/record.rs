@@ -7,6 +7,10 @@ use std::borrow::Cow;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub usize);
 
+/// The headers that say which event a record is, in their order: made of columns, never of a row's
+/// own `headers`, and no setting can give them another meaning.
+pub const OWN_HEADERS: [&str; 3] = ["event_id", "event_type", "aggregate_type"];
+
 /// A Kafka record header. `value: None` is Kafka's null, not an empty value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header<'a> {

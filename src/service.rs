@@ -37,8 +37,6 @@ use crate::relay::machine::Machine;
 use crate::relay::orders::{
     Close, Notice, OpenError, Order, Probed, Purge, Settings, Severity, StreamEnd,
 };
-use crate::relay::outbox::Mapping;
-use crate::relay::route::Template;
 use crate::telemetry;
 use health::Vitals;
 use jobs::{Done, Link, Surroundings};
@@ -85,17 +83,8 @@ pub async fn run_with(
     kafka: kafka::Settings,
     stop: StopBy,
 ) -> Result<(), Failure> {
-    let topic = Template::parse(&config.mapping.topic).map_err(|error| {
-        Failure::usage(
-            error.to_string(),
-            "--topic is a template over columns, e.g. outbox.event.{aggregate_type}",
-        )
-    })?;
     let settings = Settings {
-        mapping: Mapping {
-            topic,
-            headers: config.mapping.headers.clone(),
-        },
+        mapping: config.mapping.clone(),
         process_id: process_id()?,
         in_flight_events_max: IN_FLIGHT_EVENTS_MAX,
         in_flight_bytes_max: config.in_flight_bytes,
@@ -113,8 +102,8 @@ pub async fn run_with(
         publisher: Publisher::new(&kafka)?,
         surroundings: Arc::new(Surroundings {
             source: config.source,
-            topic_columns: words::columns(&config.mapping.topic, &config.mapping.headers),
-            topics: words::topics(&config.mapping.topic),
+            topics: config.mapping.constant_topic().into_iter().collect(),
+            mapping: config.mapping,
             create_topics: config.kafka.create_topics,
             kafka,
             process_id,

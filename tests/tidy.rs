@@ -20,8 +20,15 @@ fn may_import(room: &str) -> Option<&'static [&'static str]> {
         "wire" => &["lsn"],
         "relay" => &["wire", "record", "lsn", "error"],
         "io" => &["wire", "record", "lsn", "config", "error", "finding"],
-        // How a topic is spelt is parsed once, at the door.
-        "config" => &["cli", "error", "lsn", "relay::route"],
+        // How a topic is spelt and which columns make a record is parsed once, at the door.
+        "config" => &[
+            "cli",
+            "error",
+            "lsn",
+            "record",
+            "relay::mapping",
+            "relay::route",
+        ],
         "cli" => &["config", "error"],
         "telemetry" => &["config", "error", "finding", "lsn", "record"],
         "commands" => &[

@@ -22,6 +22,7 @@ use tokio::sync::oneshot;
 
 use crate::config::{
     CreateTopics, DemoConfig, Http, InitConfig, Kafka, Mapping, RunConfig, Source, TableName,
+    Template,
 };
 use crate::error::{DbError, Exit, Failure};
 use crate::io::side::{Side, db_error};
@@ -171,7 +172,8 @@ impl Stage {
             source,
             kafka: to_kafka,
             mapping: Mapping {
-                topic: format!("{prefix}.{{aggregate_type}}"),
+                topic: Template::parse(&format!("{prefix}.{{aggregate_type}}"))
+                    .expect("our own prefix is legal"),
                 ..Mapping::default()
             },
             http: Http::Off,

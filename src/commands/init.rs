@@ -55,7 +55,7 @@ pub async fn report(config: &InitConfig) -> Result<String, Failure> {
         .map_err(|e| connect::failure(&e, database))?;
     lock(config, &side).await?;
     let seen = look(config, &side).await?;
-    let plan = plan::plan(&config.source, &seen, config.existing)?;
+    let plan = plan::plan(&config.source, &config.mapping, &seen, config.existing)?;
     if config.print_sql {
         return Ok(script(config, &seen, &plan));
     }

@@ -25,9 +25,10 @@ pub(super) struct Given {
     pub origin: String,
 }
 
-/// Every key of the file. `kafka` and `headers` are tables.
-const KEYS: [&str; 19] = [
+/// Every key of the file; some are [`TABLES`].
+const KEYS: [&str; 22] = [
     "brokers",
+    "columns",
     "create_topics",
     "database_url",
     "headers",
@@ -44,8 +45,10 @@ const KEYS: [&str; 19] = [
     "slot",
     "stall_timeout",
     "table",
+    "timestamp",
     "topic",
     "topic_grace",
+    "topics",
 ];
 /// Settings that are names: a bare number there is a slip.
 const NAMES: [&str; 6] = [
@@ -58,7 +61,7 @@ const NAMES: [&str; 6] = [
 ];
 /// No configuration is larger.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-const TABLES: [&str; 2] = ["headers", "kafka"];
+const TABLES: [&str; 4] = ["columns", "headers", "kafka", "topics"];
 
 pub(super) struct Layers<'a> {
     around: &'a Surroundings,

@@ -1,11 +1,12 @@
 //! The text of one setting becomes its value, or a message that says how to write it.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use super::layers::Given;
 use super::{CreateTopics, TableName};
 use crate::error::Failure;
-use crate::relay::route::Template;
+use crate::relay::route::{Template, quoted_name};
 
 /// `NAMEDATALEN - 1`: Postgres would cut a longer name off, silently.
 const NAME_BYTES_MAX: usize = 63;
@@ -87,17 +88,45 @@ pub(super) fn create_topics(given: &Given) -> Result<Option<CreateTopics>, Failu
 }
 
 /// Braces must match; which columns there are is known only when the table has been seen.
-pub(super) fn topic(given: &Given) -> Result<String, Failure> {
+pub(super) fn topic(given: &Given) -> Result<Template, Failure> {
     let remedy = "write a template over columns: outbox.event.{aggregate_type}";
     let template =
         Template::parse(&given.value).map_err(|error| given.wrong(&error.to_string(), remedy))?;
     if template.columns().next().is_none() {
         // Without columns every event has the same topic: better known now than at the first one.
         template
-            .render(std::iter::empty(), &mut String::new())
+            .render(std::iter::empty(), &HashMap::new(), &mut String::new())
             .map_err(|error| given.wrong(&error.to_string(), remedy))?;
     }
-    Ok(given.value.clone())
+    Ok(template)
+}
+
+/// A column's name: the catalog's to the byte, or in double quotes as in SQL. `None`: an empty one.
+pub(super) fn column(origin: &str, written: &str) -> Result<Option<String>, Failure> {
+    let bad = |what: &str| {
+        Failure::usage(
+            format!("{origin}: {written:?} {what}"),
+            "write the column's name as the catalog has it (nothing is folded), or in double quotes \
+             as in SQL",
+        )
+    };
+    let trimmed = written.trim();
+    let name = match trimmed.strip_prefix('"') {
+        None => trimmed.to_owned(),
+        Some(quoted) => match quoted_name(quoted) {
+            Some((name, "")) if !name.is_empty() => name,
+            Some((name, _)) if name.is_empty() => return Err(bad("is an empty name")),
+            Some(_) => return Err(bad("goes on after a closing quote")),
+            None => return Err(bad("has a quote that is not closed")),
+        },
+    };
+    if name.contains('\0') {
+        return Err(bad("has a NUL in it"));
+    }
+    if name.len() > NAME_BYTES_MAX {
+        return Err(bad("is longer than 63 bytes, which no column's name is"));
+    }
+    Ok(Some(name).filter(|name| !name.is_empty()))
 }
 
 pub(super) fn slot(given: &Given) -> Result<String, Failure> {
@@ -150,7 +179,7 @@ fn identifiers(given: &Given) -> Result<Vec<String>, Failure> {
     let mut rest = given.value.trim();
     loop {
         let (name, after) = if let Some(quoted) = rest.strip_prefix('"') {
-            quoted_identifier(quoted).ok_or_else(|| bad("has a quote that is not closed"))?
+            quoted_name(quoted).ok_or_else(|| bad("has a quote that is not closed"))?
         } else {
             let end = rest.find('.').unwrap_or(rest.len());
             let plain = rest[..end].to_ascii_lowercase();
@@ -170,23 +199,6 @@ fn identifiers(given: &Given) -> Result<Vec<String>, Failure> {
             Some(next) => rest = next,
             None if after.is_empty() => return Ok(parts),
             None => return Err(bad("goes on after a closing quote")),
-        }
-    }
-}
-
-/// The identifier up to its closing quote (a doubled one is a quote in the name), and what follows.
-fn quoted_identifier(text: &str) -> Option<(String, &str)> {
-    let mut name = String::new();
-    let mut rest = text;
-    loop {
-        let (before, after) = rest.split_once('"')?;
-        name.push_str(before);
-        match after.strip_prefix('"') {
-            Some(next) => {
-                name.push('"');
-                rest = next;
-            }
-            None => return Some((name, after)),
         }
     }
 }

@@ -26,6 +26,8 @@ pub struct Column {
     pub name: String,
     /// As `format_type` prints it.
     pub type_name: String,
+    /// The same, of the type that a domain is over.
+    pub base_type: String,
     pub generated: bool,
 }
 
@@ -98,9 +100,14 @@ pub async fn table(client: &Client, name: &TableName) -> Result<Option<Table>, D
     let Some(row) = row else { return Ok(None) };
     let columns = client
         .query(
-            "select attname::text, pg_catalog.format_type(atttypid, null), attgenerated <> '' \
-             from pg_catalog.pg_attribute where attrelid = $1 and attnum > 0 and not attisdropped \
-             order by attnum",
+            "select a.attname::text, pg_catalog.format_type(a.atttypid, null), (with recursive \
+               base(oid) as (select a.atttypid union all \
+                 select t.typbasetype from base join pg_catalog.pg_type t on t.oid = base.oid \
+                 where t.typtype = 'd') \
+               select pg_catalog.format_type(base.oid, null) from base \
+               join pg_catalog.pg_type t on t.oid = base.oid where t.typtype <> 'd'), \
+             a.attgenerated <> '' from pg_catalog.pg_attribute a \
+             where a.attrelid = $1 and a.attnum > 0 and not a.attisdropped order by a.attnum",
             &[&oid],
         )
         .await
@@ -117,7 +124,8 @@ pub async fn table(client: &Client, name: &TableName) -> Result<Option<Table>, D
                 Ok(Column {
                     name: get(row, 0)?,
                     type_name: get(row, 1)?,
-                    generated: get(row, 2)?,
+                    base_type: get(row, 2)?,
+                    generated: get(row, 3)?,
                 })
             })
             .collect::<Result<_, DbError>>()?,

@@ -11,7 +11,7 @@ use tokio_postgres::Client;
 use super::catalog::{self, Role};
 use super::registry::{self, Found, Holder, Registered, Server, SlotState};
 use super::sql::{quote_ident, quote_literal, show_ident, show_table};
-use crate::config::{Source, TableName};
+use crate::config::{Mapping, Part, Source, TableName};
 use crate::error::{DbError, Failure};
 use crate::finding::{self, Finding};
 pub use fit::{publication_needs, table_needs};
@@ -36,8 +36,9 @@ impl From<DbError> for NotReady {
 /// What a column is needed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    Payload,
-    Other,
+    Part(Part),
+    Topic,
+    Header,
 }
 
 /// A column that the mapping names.
@@ -47,18 +48,23 @@ pub struct Needed<'a> {
     pub used_as: Use,
 }
 
-/// The columns of our own layout without which there is no record.
-pub const OUTBOX_COLUMNS: [Needed<'static>; 6] = [
-    needed("event_id", Use::Other),
-    needed("aggregate_type", Use::Other),
-    needed("aggregate_id", Use::Other),
-    needed("event_type", Use::Other),
-    needed("payload", Use::Payload),
-    needed("headers", Use::Other),
-];
-
-const fn needed(name: &'static str, used_as: Use) -> Needed<'static> {
-    Needed { name, used_as }
+/// The columns that a record cannot be made without, each once a use. Of the columns that only
+/// reports read, those that were named on purpose.
+#[must_use]
+pub fn needed(mapping: &Mapping) -> Vec<Needed<'_>> {
+    let parts = mapping
+        .columns
+        .all()
+        .filter(|(part, column)| part.is_read() || *column != part.name())
+        .map(|(part, name)| (name, Use::Part(part)));
+    let in_topic = mapping.topic.columns().map(|name| (name, Use::Topic));
+    let headers = mapping.headers.iter();
+    let headers = headers.map(|(_, column)| (column.as_str(), Use::Header));
+    parts
+        .chain(in_topic)
+        .chain(headers)
+        .map(|(name, used_as)| Needed { name, used_as })
+        .collect()
 }
 
 /// What `run` needs to know once everything is in place.

@@ -11,11 +11,14 @@ use super::topics::Topics;
 use crate::record::{Record, Ticket};
 
 #[derive(Debug)]
-struct Waiting {
-    ticket: Ticket,
-    topic: u16,
-    key: u64,
-    record: Record<'static>,
+pub struct Waiting {
+    pub ticket: Ticket,
+    pub topic: u16,
+    /// The hash of what keeps its order.
+    pub key: u64,
+    /// The partition that the row itself asks for.
+    pub partition: Option<i64>,
+    pub record: Record<'static>,
 }
 
 #[derive(Debug, Default)]
@@ -37,14 +40,20 @@ impl Held {
         !self.keys.is_empty() && self.keys.contains_key(&key)
     }
 
-    pub fn push(&mut self, ticket: Ticket, topic: u16, key: u64, record: Record<'static>) {
-        *self.keys.entry(key).or_default() += 1;
-        self.queue.push_back(Waiting {
-            ticket,
-            topic,
-            key,
-            record,
-        });
+    pub fn push(&mut self, waiting: Waiting) {
+        *self.keys.entry(waiting.key).or_default() += 1;
+        self.queue.push_back(waiting);
+    }
+
+    /// Forgets this event and all that came after it.
+    pub fn forget_from(&mut self, ticket: Ticket) {
+        while let Some(last) = self.queue.back()
+            && last.ticket >= ticket
+        {
+            let key = last.key;
+            self.queue.pop_back();
+            self.forget_key(key);
+        }
     }
 
     pub fn clear(&mut self) {
@@ -59,7 +68,7 @@ impl Held {
         topics: &Topics,
         room: usize,
         room_bytes: usize,
-    ) -> (Vec<(Ticket, u16, Record<'static>)>, bool) {
+    ) -> (Vec<Waiting>, bool) {
         let mut released = Vec::new();
         let mut ran_out = false;
         let mut released_bytes = 0;
@@ -77,7 +86,7 @@ impl Held {
                 Some(_) if !blocked.contains(&waiting.key) => {
                     released_bytes += waiting.record.footprint();
                     self.forget_key(waiting.key);
-                    released.push((waiting.ticket, waiting.topic, waiting.record));
+                    released.push(waiting);
                 }
                 Some(_) | None => {
                     blocked.insert(waiting.key);

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use super::Moment;
+use super::held::Waiting;
 use super::ledger::Take;
 use super::machine::{Machine, Poisoned};
+use super::mapping::{Clock, Part};
 use super::orders::Notice;
-use super::outbox::{Draft, Row, Shape};
-use super::route;
+use super::outbox::{Draft, Row, Shape, Stamp, Unmapped};
+use super::route::{self, NoPartition};
 use crate::error::{Exit, Failure};
 use crate::record::{Record, Ticket};
 use crate::wire::DecodeError;
@@ -87,6 +89,11 @@ impl Machine {
                 }
             }
             Message::Relation(relation) => self.on_relation(&relation),
+            Message::Type {
+                oid,
+                namespace,
+                name,
+            } => self.domains.learn(oid, namespace, name),
             Message::Insert { .. } if !self.in_transaction => {
                 return Err(DecodeError::Malformed {
                     at: 0,
@@ -103,7 +110,8 @@ impl Machine {
 
     fn on_relation(&mut self, relation: &Relation<'_>) {
         if relation.oid == Oid(self.table_oid) {
-            self.shape = Some(Shape::resolve(relation, &self.settings.mapping));
+            let shape = Shape::resolve(relation, &self.settings.mapping, &self.domains);
+            self.shape = Some(shape.map(Box::new));
         }
     }
 
@@ -122,12 +130,9 @@ impl Machine {
         }
         let shape = match self.shape.take() {
             Some(Ok(shape)) => shape,
-            Some(Err(missing)) => {
-                let failure = Failure::refused(
-                    format!("{missing} in the transaction at {}", self.current_lsn),
-                    "map the column to its new name, or rename it back; nothing was skipped, the slot waits in front of this row",
-                );
-                self.shape = Some(Err(missing));
+            Some(Err(unmapped)) => {
+                let failure = self.unmapped(&unmapped);
+                self.shape = Some(Err(unmapped));
                 self.fail(failure, None, now);
                 return;
             }
@@ -150,6 +155,23 @@ impl Machine {
             }
         }
         self.shape = Some(Ok(shape));
+    }
+
+    fn unmapped(&self, unmapped: &Unmapped) -> Failure {
+        let remedy = match unmapped {
+            Unmapped::Missing { setting, .. } => format!(
+                "map it by the name that it had when this row was written ({setting}), or rename it back"
+            ),
+            Unmapped::WrongType { part, .. } => {
+                format!(
+                    "name another column with --column {part}=COLUMN, or none: --column {part}="
+                )
+            }
+        };
+        Failure::refused(
+            format!("{unmapped} in the transaction at {}", self.current_lsn),
+            format!("{remedy}; nothing was skipped, the slot waits in front of this row"),
+        )
     }
 
     fn offer(
@@ -181,7 +203,7 @@ impl Machine {
             event_id: String::from_utf8_lossy(event_id).into_owned(),
             lsn: self.current_lsn,
             reason: reason.to_owned(),
-            remedy: "a row in the log cannot be changed: insert a corrected event under a new event_id and park this one (parking is not built yet), or change what makes it unpublishable (topic template, topic limit)".to_owned(),
+            remedy: "a row in the log cannot be changed: insert a corrected event under a new event_id and park this one (parking is not built yet), or change what makes it unpublishable (mapping, topic template, topic limit)".to_owned(),
         });
     }
 
@@ -205,12 +227,20 @@ impl Machine {
             .as_ref()
             .is_some_and(|h| h.event_id.as_bytes() == event_id);
         let partitions = self.topics.partitions(topic);
+        let partition = match partitions {
+            // Chosen when its topic is known.
+            None => -1,
+            Some(n) => match route::choose(draft.partition, &draft.key, name, n) {
+                Ok(partition) => partition,
+                Err(error) => return self.no_partition(ticket, event_id, &error),
+            },
+        };
         let record = Record {
             topic: name.into(),
-            partition: partitions.map_or(-1, |n| route::partition(draft.key, n)),
-            key: draft.key.into(),
+            partition,
+            timestamp_ms: self.timestamp(draft.stamp, event_id, now),
+            key: draft.key,
             value: draft.value,
-            timestamp_ms: self.timestamp(now),
             headers: draft.headers,
         };
         let must_wait = was_halted_at || partitions.is_none() || self.held.has_key(draft.key_hash);
@@ -219,17 +249,41 @@ impl Machine {
                 self.gate = Some(ticket);
             }
             self.ledger.held(ticket, topic, record.footprint());
-            self.held
-                .push(ticket, topic, draft.key_hash, record.into_owned());
+            let record = record.into_owned();
+            self.held.push(Waiting {
+                ticket,
+                topic,
+                key: draft.key_hash,
+                partition: draft.partition,
+                record,
+            });
         } else {
             self.note_sent(ticket, &record, topic, now);
             outlet.send(&record, ticket);
         }
     }
 
-    /// The commit time, unless Kafka cannot hold it or the broker has just refused such times.
-    fn timestamp(&self, now: Moment) -> Option<i64> {
-        let millis = self.current_time.unix_millis();
+    pub(super) fn no_partition(&mut self, ticket: Ticket, event_id: &[u8], error: &NoPartition) {
+        let column = self.settings.mapping.columns.get(Part::Partition);
+        let column = column.unwrap_or("partition");
+        self.poison(ticket, event_id, &format!("column {column}: {error}"));
+    }
+
+    /// What the mapping says, unless Kafka cannot hold it or the broker has just refused such times.
+    fn timestamp(&mut self, stamp: Stamp, event_id: &[u8], now: Moment) -> Option<i64> {
+        let millis = match stamp {
+            Stamp::Clock(Clock::Commit) => self.current_time.unix_millis(),
+            Stamp::Clock(Clock::Publish) => return None,
+            Stamp::At(millis) => millis,
+            Stamp::None => {
+                if !self.timeless_said {
+                    self.timeless_said = true;
+                    let event_id = String::from_utf8_lossy(event_id).into_owned();
+                    self.say(Notice::NoTimestamp { event_id });
+                }
+                return None;
+            }
+        };
         (millis >= 0 && now >= self.stampless_until).then_some(millis)
     }
 

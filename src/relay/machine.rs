@@ -34,7 +34,7 @@ use super::orders::{
     Close, Deliveries, Halted, Ill, Leadership, Led, Notice, OpenError, Opened, Order, Probed,
     Purge, Seek, Settings, Stop, StreamEnd,
 };
-use super::outbox::{MissingColumn, Shape};
+use super::outbox::{Domains, Shape, Unmapped};
 use super::topics::Topics;
 use crate::error::{Class, Exit, Failure};
 use crate::lsn::{Lsn, PgTimestamp};
@@ -149,7 +149,9 @@ pub struct Machine {
 
     // The row being read.
     pub(super) table_oid: u32,
-    pub(super) shape: Option<Result<Shape, MissingColumn>>,
+    /// Boxed: it is taken out and put back for each row.
+    pub(super) shape: Option<Result<Box<Shape>, Unmapped>>,
+    pub(super) domains: Domains,
     pub(super) topic_name: String,
     pub(super) current_lsn: Lsn,
     pub(super) current_time: PgTimestamp,
@@ -158,6 +160,7 @@ pub struct Machine {
     pub(super) in_transaction: bool,
     pub(super) foreign: HashSet<u32>,
     pub(super) forged_said: bool,
+    pub(super) timeless_said: bool,
 
     // Poison.
     pub(super) poisoned: Option<Poisoned>,
@@ -222,6 +225,7 @@ impl Machine {
             ending: None,
             table_oid: 0,
             shape: None,
+            domains: Domains::default(),
             topic_name: String::new(),
             current_lsn: Lsn::INVALID,
             current_time: PgTimestamp::default(),
@@ -229,6 +233,7 @@ impl Machine {
             in_transaction: false,
             foreign: HashSet::new(),
             forged_said: false,
+            timeless_said: false,
             poisoned: None,
             solo: None,
             halted: None,

@@ -2,13 +2,16 @@
 //! can lose, reorder or repeat an event is in here, so that it can be simulated without a server.
 
 pub mod feedback;
+mod headers;
 pub mod held;
 pub mod intake;
 pub mod ledger;
 pub mod machine;
+pub mod mapping;
 pub mod orders;
 pub mod outbox;
 pub mod route;
+pub mod stamp;
 pub mod topics;
 
 use std::time::Duration;

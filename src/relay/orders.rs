@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::ledger::{Load, OpenTransaction};
-use super::outbox::Mapping;
+use super::mapping::Mapping;
 use crate::error::Failure;
 use crate::lsn::{Lsn, PgTimestamp, Triple};
 use crate::record::{Record, Ticket};
@@ -132,6 +132,9 @@ pub enum Notice {
     ForgedHeader {
         event_id: String,
     },
+    NoTimestamp {
+        event_id: String,
+    },
     ForeignTable {
         oid: u32,
     },
@@ -179,6 +182,7 @@ impl Notice {
             | Notice::TopicUnanswered { .. }
             | Notice::ProducerRebuilt { .. }
             | Notice::ForgedHeader { .. }
+            | Notice::NoTimestamp { .. }
             | Notice::ForeignTable { .. }
             | Notice::ClockSkew
             | Notice::BatchTooLarge
@@ -240,13 +244,17 @@ impl fmt::Display for Notice {
                 f,
                 "headers of event {event_id} set event_id, event_type or aggregate_type: dropped, the columns count (said once)"
             ),
+            Notice::NoTimestamp { event_id } => write!(
+                f,
+                "event {event_id} has no time in its timestamp column that Kafka can hold (null, infinity, before 1970): such records carry their time of sending (said once)"
+            ),
             Notice::ForeignTable { oid } => write!(
                 f,
                 "the publication also carries table oid {oid}: its rows are not published (said once)"
             ),
             Notice::ClockSkew => write!(
                 f,
-                "the broker refuses the commit times as record timestamps (INVALID_TIMESTAMP): records carry their time of sending for a minute; remedy: look at the database server's clock"
+                "the broker refuses record timestamps (INVALID_TIMESTAMP): records carry their time of sending for a minute; remedy: look at the database server's clock, at the timestamp column where one is mapped, and at the topic's message.timestamp.after.max.ms"
             ),
             Notice::BatchTooLarge => write!(
                 f,

@@ -5,62 +5,94 @@
 //! cannot be a record is an error with its reason; nothing is repaired.
 
 use std::borrow::Cow;
-use std::fmt;
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher};
 
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
-use serde_json::value::RawValue;
-
-use super::route::Template;
-use crate::record::Header;
+use super::headers::read_headers;
+use super::mapping::{Clock, Mapping, Part};
+use super::stamp::{self, Kind};
+use crate::record::{Header, OWN_HEADERS};
 use crate::wire::pgoutput::{Column, Oid, Relation, Tuple};
 
-/// `bytea`'s type oid, fixed in every Postgres.
+/// Type oids that are fixed in every Postgres, and the names that a Type message has for them.
 const BYTEA: Oid = Oid(17);
-/// Headers that name the event: no row may set them itself.
-pub const OWN_HEADERS: [&str; 3] = ["event_id", "event_type", "aggregate_type"];
+const INT8: Oid = Oid(20);
+const INT2: Oid = Oid(21);
+const INT4: Oid = Oid(23);
+const DATE: Oid = Oid(1082);
+const TIMESTAMP: Oid = Oid(1114);
+const TIMESTAMPTZ: Oid = Oid(1184);
+const NAMED: [(&[u8], Oid); 7] = [
+    (b"bytea", BYTEA),
+    (b"int8", INT8),
+    (b"int2", INT2),
+    (b"int4", INT4),
+    (b"date", DATE),
+    (b"timestamp", TIMESTAMP),
+    (b"timestamptz", TIMESTAMPTZ),
+];
 
-/// Which columns make the record.
-#[derive(Clone, Debug)]
-pub struct Mapping {
-    pub topic: Template,
-    /// (header, column): columns that become headers of their own.
-    pub headers: Vec<(String, String)>,
-}
+/// The domains that the stream has announced, and the built-in type that each is over.
+#[derive(Clone, Debug, Default)]
+pub struct Domains(HashMap<u32, Oid>);
 
-/// What a column of the current shape is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    EventId,
-    AggregateType,
-    AggregateId,
-    EventType,
-    Payload,
-    Headers,
+impl Domains {
+    /// A Type message: of a domain it has the name of the type below.
+    pub fn learn(&mut self, oid: Oid, namespace: &[u8], name: &[u8]) {
+        let known = NAMED.iter().find(|(known, _)| *known == name);
+        match known.filter(|_| namespace.is_empty()) {
+            Some((_, base)) => self.0.insert(oid.0, *base),
+            None => self.0.remove(&oid.0),
+        };
+    }
+
+    fn base(&self, oid: Oid) -> Oid {
+        self.0.get(&oid.0).copied().unwrap_or(oid)
+    }
 }
 
 /// Where the mapped columns stand in the rows that follow a Relation message.
 #[derive(Clone, Debug)]
 pub struct Shape {
     event_id: usize,
-    aggregate_type: usize,
+    aggregate_type: Option<usize>,
     aggregate_id: usize,
-    event_type: usize,
+    key_is_bytea: bool,
+    event_type: Option<usize>,
     payload: usize,
     payload_is_bytea: bool,
-    headers: usize,
+    headers: Option<usize>,
+    partition: Option<usize>,
+    stamp: Source,
     /// For each column of the topic template.
     topic: Vec<usize>,
-    /// For each mapped header.
-    extra: Vec<usize>,
+    /// Headers from columns.
+    extra: Vec<(String, usize)>,
 }
 
-/// A mapped column that the table does not have (any more).
+/// Where a timestamp comes from, found.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Clock(Clock),
+    Column(usize, Kind),
+}
+
+/// A table that has not (any more) what the mapping names.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("column {column:?} of {table} is mapped and not there")]
-pub struct MissingColumn {
-    pub column: String,
-    pub table: String,
+pub enum Unmapped {
+    #[error("column {column:?} of {table} is mapped and not there")]
+    Missing {
+        column: String,
+        table: String,
+        /// Where the mapping names it.
+        setting: String,
+    },
+    #[error("column {column:?} of {table} has a type that can be no {part}")]
+    WrongType {
+        column: String,
+        table: String,
+        part: &'static str,
+    },
 }
 
 /// Why this row can never be a record.
@@ -76,57 +108,138 @@ fn bad(reason: impl Into<String>) -> BadRow {
     }
 }
 
+/// The time that a record carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stamp {
+    Clock(Clock),
+    /// Milliseconds since 1970, from a column.
+    At(i64),
+    /// The column holds what is no time to Kafka: null, infinity, a time before 1970.
+    None,
+}
+
 /// A record that has no topic number and no partition yet.
 #[derive(Debug)]
 pub struct Draft<'a> {
-    pub key: &'a [u8],
+    pub key: Cow<'a, [u8]>,
     /// Of (`aggregate_type`, `aggregate_id`): what keeps its order.
     pub key_hash: u64,
     pub value: Option<Cow<'a, [u8]>>,
+    pub stamp: Stamp,
+    /// The partition that the row itself asks for.
+    pub partition: Option<i64>,
+    /// `event_id` first.
     pub headers: Vec<Header<'a>>,
     /// Names in `headers` that the row may not set, and that were dropped.
     pub forged_headers: usize,
+}
+
+/// The columns of a Relation message, by name.
+struct Finder<'a> {
+    relation: &'a Relation<'a>,
+    domains: &'a Domains,
+}
+
+impl Finder<'_> {
+    fn table(&self) -> String {
+        format!(
+            "{}.{}",
+            String::from_utf8_lossy(self.relation.namespace),
+            String::from_utf8_lossy(self.relation.name)
+        )
+    }
+
+    fn find(&self, column: &str, setting: impl FnOnce() -> String) -> Result<usize, Unmapped> {
+        self.relation
+            .columns()
+            .position(|c| c.name == column.as_bytes())
+            .ok_or_else(|| Unmapped::Missing {
+                column: column.to_owned(),
+                table: self.table(),
+                setting: setting(),
+            })
+    }
+
+    fn part(&self, mapping: &Mapping, part: Part) -> Result<Option<usize>, Unmapped> {
+        let column = mapping.columns.get(part);
+        column
+            .map(|column| self.find(column, || format!("--column {}=COLUMN", part.name())))
+            .transpose()
+    }
+
+    fn required(&self, mapping: &Mapping, part: Part) -> Result<usize, Unmapped> {
+        let column = self.part(mapping, part)?;
+        Ok(column.expect("a required part has a column"))
+    }
+
+    /// The type of a column, or the one that its domain is over.
+    fn type_of(&self, index: usize) -> Oid {
+        let column = self.relation.columns().nth(index);
+        self.domains.base(column.map_or(Oid(0), |c| c.type_oid))
+    }
+
+    fn stamp(&self, mapping: &Mapping) -> Result<Source, Unmapped> {
+        let Some(index) = self.part(mapping, Part::Timestamp)? else {
+            return Ok(Source::Clock(mapping.clock));
+        };
+        match self.type_of(index) {
+            DATE | TIMESTAMP | TIMESTAMPTZ => Ok(Source::Column(index, Kind::Printed)),
+            INT8 => Ok(Source::Column(index, Kind::Millis)),
+            _ => Err(self.wrong_type(mapping, Part::Timestamp)),
+        }
+    }
+
+    fn partition(&self, mapping: &Mapping) -> Result<Option<usize>, Unmapped> {
+        let found = self.part(mapping, Part::Partition)?;
+        match found.map(|index| self.type_of(index)) {
+            None | Some(INT2 | INT4 | INT8) => Ok(found),
+            Some(_) => Err(self.wrong_type(mapping, Part::Partition)),
+        }
+    }
+
+    fn wrong_type(&self, mapping: &Mapping, part: Part) -> Unmapped {
+        Unmapped::WrongType {
+            column: name_of(mapping, part).to_owned(),
+            table: self.table(),
+            part: part.name(),
+        }
+    }
 }
 
 impl Shape {
     /// Finds the mapped columns by name.
     ///
     /// # Errors
-    /// One of them is not there.
-    pub fn resolve(relation: &Relation<'_>, mapping: &Mapping) -> Result<Self, MissingColumn> {
-        let find = |column: &str| {
-            relation
-                .columns()
-                .position(|c| c.name == column.as_bytes())
-                .ok_or_else(|| MissingColumn {
-                    column: column.to_owned(),
-                    table: format!(
-                        "{}.{}",
-                        String::from_utf8_lossy(relation.namespace),
-                        String::from_utf8_lossy(relation.name)
-                    ),
-                })
-        };
-        let payload = find("payload")?;
-        let payload_type = relation.columns().nth(payload).map(|c| c.type_oid);
+    /// One of them is not there, or of a type that will not do.
+    pub fn resolve(
+        relation: &Relation<'_>,
+        mapping: &Mapping,
+        domains: &Domains,
+    ) -> Result<Self, Unmapped> {
+        let finder = Finder { relation, domains };
+        let aggregate_id = finder.required(mapping, Part::AggregateId)?;
+        let payload = finder.required(mapping, Part::Payload)?;
+        let topic = mapping.topic.columns();
+        let in_topic = || "--topic".to_owned();
+        let extra = mapping.headers.iter().map(|(name, column)| {
+            let index = finder.find(column, || format!("--header {name}=COLUMN"))?;
+            Ok((name.clone(), index))
+        });
         Ok(Shape {
-            event_id: find("event_id")?,
-            aggregate_type: find("aggregate_type")?,
-            aggregate_id: find("aggregate_id")?,
-            event_type: find("event_type")?,
+            event_id: finder.required(mapping, Part::EventId)?,
+            aggregate_type: finder.part(mapping, Part::AggregateType)?,
+            aggregate_id,
+            key_is_bytea: finder.type_of(aggregate_id) == BYTEA,
+            event_type: finder.part(mapping, Part::EventType)?,
             payload,
-            payload_is_bytea: payload_type == Some(BYTEA),
-            headers: find("headers")?,
-            topic: mapping
-                .topic
-                .columns()
-                .map(find)
+            payload_is_bytea: finder.type_of(payload) == BYTEA,
+            headers: finder.part(mapping, Part::Headers)?,
+            partition: finder.partition(mapping)?,
+            stamp: finder.stamp(mapping)?,
+            topic: topic
+                .map(|column| finder.find(column, in_topic))
                 .collect::<Result<_, _>>()?,
-            extra: mapping
-                .headers
-                .iter()
-                .map(|(_, column)| find(column))
-                .collect::<Result<_, _>>()?,
+            extra: extra.collect::<Result<_, _>>()?,
         })
     }
 }
@@ -163,64 +276,113 @@ impl<'a> Row<'a> {
     ///
     /// # Errors
     /// The row can never be a record: the reason names the column and the rule.
-    pub fn draft(
+    pub fn draft<'s>(
         &self,
-        shape: &Shape,
+        shape: &'s Shape,
         mapping: &Mapping,
         topic: &mut String,
-    ) -> Result<Draft<'a>, BadRow> {
+    ) -> Result<Draft<'s>, BadRow>
+    where
+        'a: 's,
+    {
         let need = |index, part: Part| {
             self.get(index)
-                .ok_or_else(|| bad(format!("column {part} is null")))
+                .ok_or_else(|| bad(format!("column {} is null", name_of(mapping, part))))
         };
+        let may_need = |index: Option<usize>, part| index.map(|i| need(i, part)).transpose();
         let event_id = need(shape.event_id, Part::EventId)?;
-        let aggregate_type = need(shape.aggregate_type, Part::AggregateType)?;
-        let event_type = need(shape.event_type, Part::EventType)?;
-        let key = need(shape.aggregate_id, Part::AggregateId)?;
+        let aggregate_type = may_need(shape.aggregate_type, Part::AggregateType)?;
+        let event_type = may_need(shape.event_type, Part::EventType)?;
+        let aggregate_id = need(shape.aggregate_id, Part::AggregateId)?;
         mapping
             .topic
-            .render(shape.topic.iter().map(|i| self.get(*i)), topic)
+            .render(
+                shape.topic.iter().map(|i| self.get(*i)),
+                &mapping.topics,
+                topic,
+            )
             .map_err(|e| bad(e.to_string()))?;
-        let value = match self.get(shape.payload) {
-            None => None,
-            Some(hex) if shape.payload_is_bytea => Some(Cow::Owned(from_hex(hex)?)),
-            Some(text) => Some(Cow::Borrowed(text)),
-        };
-        let mut headers = Vec::with_capacity(3 + mapping.headers.len());
-        headers.push(own_header("event_id", event_id));
-        headers.push(own_header("event_type", event_type));
-        headers.push(own_header("aggregate_type", aggregate_type));
-        for (index, (name, _)) in shape.extra.iter().zip(&mapping.headers) {
+        let value = self.get(shape.payload);
+        let value = value
+            .map(|value| raw(value, shape.payload_is_bytea, mapping, Part::Payload))
+            .transpose()?;
+        let key = raw(aggregate_id, shape.key_is_bytea, mapping, Part::AggregateId)?;
+        let mut headers = Vec::with_capacity(OWN_HEADERS.len() + shape.extra.len());
+        for (name, value) in
+            OWN_HEADERS
+                .into_iter()
+                .zip([Some(event_id), event_type, aggregate_type])
+        {
+            headers.extend(value.map(|value| own_header(name, value)));
+        }
+        for (name, index) in &shape.extra {
             headers.push(Header {
-                name: Cow::Owned(name.clone()),
+                name: Cow::Borrowed(name),
                 value: self.get(*index).map(Cow::Borrowed),
             });
         }
-        let forged_headers = match self.get(shape.headers) {
+        let forged_headers = match shape.headers.and_then(|index| self.get(index)) {
             None | Some(b"{}") => 0,
-            Some(json) => read_headers(json, &mut headers)?,
+            Some(json) => read_headers(json, &mut headers).map_err(|what| {
+                bad(format!("column {} {what}", name_of(mapping, Part::Headers)))
+            })?,
         };
         Ok(Draft {
             key,
-            key_hash: key_hash(aggregate_type, key),
+            key_hash: key_hash(aggregate_type, aggregate_id),
             value,
+            stamp: self.stamp(shape),
+            partition: self.partition(shape, mapping)?,
             headers,
             forged_headers,
         })
     }
+
+    fn stamp(&self, shape: &Shape) -> Stamp {
+        match shape.stamp {
+            Source::Clock(clock) => Stamp::Clock(clock),
+            Source::Column(index, kind) => self
+                .get(index)
+                .and_then(|text| stamp::millis(kind, text))
+                .map_or(Stamp::None, Stamp::At),
+        }
+    }
+
+    fn partition(&self, shape: &Shape, mapping: &Mapping) -> Result<Option<i64>, BadRow> {
+        let Some(digits) = shape.partition.and_then(|index| self.get(index)) else {
+            return Ok(None);
+        };
+        let number = std::str::from_utf8(digits)
+            .ok()
+            .and_then(|d| d.parse().ok());
+        let name = name_of(mapping, Part::Partition);
+        number
+            .map(Some)
+            .ok_or_else(|| bad(format!("column {name} holds no whole number")))
+    }
 }
 
-impl fmt::Display for Part {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Part::EventId => "event_id",
-            Part::AggregateType => "aggregate_type",
-            Part::AggregateId => "aggregate_id",
-            Part::EventType => "event_type",
-            Part::Payload => "payload",
-            Part::Headers => "headers",
-        })
+/// The column that a part is mapped to; its own name where it is to none.
+fn name_of(mapping: &Mapping, part: Part) -> &str {
+    mapping.columns.get(part).unwrap_or(part.name())
+}
+
+/// The bytes of a column: what Postgres prints, bytea out of its hex.
+fn raw<'a>(
+    printed: &'a [u8],
+    is_bytea: bool,
+    mapping: &Mapping,
+    part: Part,
+) -> Result<Cow<'a, [u8]>, BadRow> {
+    if !is_bytea {
+        return Ok(Cow::Borrowed(printed));
     }
+    from_hex(printed).map(Cow::Owned).ok_or_else(|| {
+        bad(format!(
+            "column {} is not bytea in hex",
+            name_of(mapping, part)
+        ))
+    })
 }
 
 fn own_header<'a>(name: &'static str, value: &'a [u8]) -> Header<'a> {
@@ -230,234 +392,31 @@ fn own_header<'a>(name: &'static str, value: &'a [u8]) -> Header<'a> {
     }
 }
 
-fn key_hash(aggregate_type: &[u8], aggregate_id: &[u8]) -> u64 {
+fn key_hash(aggregate_type: Option<&[u8]>, aggregate_id: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    hasher.write(aggregate_type);
-    hasher.write_u8(0);
+    if let Some(aggregate_type) = aggregate_type {
+        hasher.write(aggregate_type);
+        hasher.write_u8(0);
+    }
     hasher.write(aggregate_id);
     hasher.finish()
 }
 
-fn from_hex(text: &[u8]) -> Result<Vec<u8>, BadRow> {
-    let malformed = || bad(format!("column {} is not bytea in hex", Part::Payload));
-    let digits = text.strip_prefix(b"\\x").ok_or_else(malformed)?;
+fn from_hex(text: &[u8]) -> Option<Vec<u8>> {
+    let digits = text.strip_prefix(b"\\x")?;
     if !digits.len().is_multiple_of(2) {
-        return Err(malformed());
+        return None;
     }
     let nibble = |digit: u8| match digit {
-        b'0'..=b'9' => Ok(digit - b'0'),
-        b'a'..=b'f' => Ok(digit - b'a' + 10),
-        _ => Err(malformed()),
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        _ => None,
     };
     digits
         .chunks_exact(2)
-        .map(|pair| Ok(nibble(pair[0])? << 4 | nibble(pair[1])?))
+        .map(|pair| Some(nibble(pair[0])? << 4 | nibble(pair[1])?))
         .collect()
 }
 
-/// Adds the members of a JSON object as headers: a string as its text, null as null, everything
-/// else as Postgres printed it. Returns how many forged names were dropped.
-fn read_headers<'a>(json: &'a [u8], headers: &mut Vec<Header<'a>>) -> Result<usize, BadRow> {
-    let Ok(text) = std::str::from_utf8(json) else {
-        return read_byte_headers(json, headers);
-    };
-    read_text_headers(text, headers)
-}
-
-/// A SQL_ASCII database holds whatever bytes a client wrote. They are read as if each were a
-/// character, and written as bytes again: what is not ASCII passes as it is.
-fn read_byte_headers(json: &[u8], headers: &mut Vec<Header<'_>>) -> Result<usize, BadRow> {
-    let text: String = json.iter().map(|byte| char::from(*byte)).collect();
-    let mut found = Vec::new();
-    let mut forged = read_text_headers(&text, &mut found)?;
-    let columns = headers.len();
-    for header in found {
-        if headers[..columns].iter().any(|h| h.name == header.name) {
-            forged += 1;
-            continue;
-        }
-        if !header.name.is_ascii() {
-            let column = Part::Headers;
-            return Err(bad(format!("column {column} has a name that is not UTF-8")));
-        }
-        headers.push(Header {
-            name: Cow::Owned(header.name.into_owned()),
-            value: header.value.map(|value| Cow::Owned(bytes_again(&value))),
-        });
-    }
-    Ok(forged)
-}
-
-/// The inverse of reading each byte as a character. (A `\u` escape beyond them stays UTF-8.)
-fn bytes_again(value: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(value.len());
-    for c in String::from_utf8_lossy(value).chars() {
-        match u8::try_from(u32::from(c)) {
-            Ok(byte) => bytes.push(byte),
-            Err(_) => bytes.extend(c.encode_utf8(&mut [0; 4]).bytes()),
-        }
-    }
-    bytes
-}
-
-fn read_text_headers<'a>(json: &'a str, headers: &mut Vec<Header<'a>>) -> Result<usize, BadRow> {
-    let column = Part::Headers;
-    let members: Members<'a> = serde_json::from_str(json)
-        .map_err(|_| bad(format!("column {column} is not a JSON object")))?;
-    // Those before are made of columns, and columns count.
-    let columns = headers.len();
-    let mut forged = 0;
-    for (name, raw) in members.0 {
-        let is_taken = headers[..columns].iter().any(|h| h.name == name);
-        if is_taken || OWN_HEADERS.contains(&name.as_ref()) {
-            forged += 1;
-            continue;
-        }
-        if name.contains('\0') {
-            return Err(bad(format!("column {column} has a name with a NUL in it")));
-        }
-        let value = match raw.get() {
-            "null" => None,
-            text if text.starts_with('"') => {
-                let text: JsonText<'a> = serde_json::from_str(text)
-                    .map_err(|e| bad(format!("column {column} has a bad string: {e}")))?;
-                Some(match text.0 {
-                    Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
-                    Cow::Owned(text) => Cow::Owned(text.into_bytes()),
-                })
-            }
-            text => Some(Cow::Borrowed(text.as_bytes())),
-        };
-        headers.push(Header { name, value });
-    }
-    Ok(forged)
-}
-
-/// An object's members in the order in which they stand, their values unread.
-struct Members<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
-
-impl<'de> Deserialize<'de> for Members<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct InOrder;
-        impl<'de> Visitor<'de> for InOrder {
-            type Value = Members<'de>;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a JSON object")
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<'de>, A::Error> {
-                let mut members = Vec::new();
-                while let Some((JsonText(name), value)) = map.next_entry()? {
-                    members.push((name, value));
-                }
-                Ok(Members(members))
-            }
-        }
-        deserializer.deserialize_map(InOrder)
-    }
-}
-
-/// A JSON string, borrowed where it has no escapes.
-struct JsonText<'a>(Cow<'a, str>);
-
-impl<'de> Deserialize<'de> for JsonText<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
-        impl<'de> Visitor<'de> for Text {
-            type Value = JsonText<'de>;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string")
-            }
-            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<JsonText<'de>, E> {
-                Ok(JsonText(Cow::Borrowed(text)))
-            }
-            fn visit_str<E>(self, text: &str) -> Result<JsonText<'de>, E> {
-                Ok(JsonText(Cow::Owned(text.to_owned())))
-            }
-        }
-        deserializer.deserialize_str(Text)
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn headers(json: &str) -> Result<Vec<(String, Option<String>)>, BadRow> {
-        let mut headers = Vec::new();
-        read_headers(json.as_bytes(), &mut headers)?;
-        Ok(headers
-            .into_iter()
-            .map(|h| {
-                let value = h
-                    .value
-                    .map(|v| String::from_utf8(v.into_owned()).expect("UTF-8"));
-                (h.name.into_owned(), value)
-            })
-            .collect())
-    }
-
-    #[test]
-    fn header_values_are_what_postgres_prints() {
-        let found = headers(
-            r#"{"b": true, "e": "", "n": 1.10, "o": {"x": 1}, "s": "é", "z": null, "q": "a\"b"}"#,
-        );
-        let expected = [
-            ("b", Some("true")),
-            ("e", Some("")),
-            ("n", Some("1.10")),
-            ("o", Some(r#"{"x": 1}"#)),
-            ("s", Some("é")),
-            ("z", None),
-            ("q", Some("a\"b")),
-        ]
-        .map(|(n, v)| (n.to_owned(), v.map(str::to_owned)));
-        assert_eq!(found, Ok(expected.to_vec()));
-    }
-
-    #[test]
-    fn headers_that_are_no_object_are_refused() {
-        for json in ["[1]", "\"x\"", "null", "1"] {
-            let error = headers(json).expect_err(json);
-            assert!(error.reason.contains("headers"), "{error}");
-            assert!(error.reason.contains("not a JSON object"), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_row_cannot_forge_a_mapped_header() {
-        let mapped = || own_header("created", b"column");
-        for json in [
-            &b"{\"created\": \"row\", \"x\": \"1\"}"[..],
-            b"{\"created\": \"\xff\", \"x\": \"1\"}",
-        ] {
-            let mut found = vec![mapped()];
-            assert_eq!(read_headers(json, &mut found), Ok(1));
-            assert_eq!((found.len(), &found[0]), (2, &mapped()));
-        }
-    }
-
-    #[test]
-    fn bytes_of_no_encoding_pass_as_they_are() {
-        let mut found = Vec::new();
-        let forged = read_headers(
-            b"{\"a\": \"x\xff\xe9\", \"event_id\": \"\xe9\"}",
-            &mut found,
-        );
-        assert_eq!(forged, Ok(1));
-        assert_eq!(found[0].value.as_deref(), Some(&b"x\xff\xe9"[..]));
-    }
-
-    #[test]
-    fn a_row_cannot_forge_the_dedupe_key() {
-        let mut found = Vec::new();
-        let forged = read_headers(br#"{"event_id": "x", "traceparent": "y"}"#, &mut found);
-        assert_eq!((forged, found.len()), (Ok(1), 1));
-    }
-
-    #[test]
-    fn bytea_comes_out_of_its_hex() {
-        assert_eq!(from_hex(b"\\x00ff80"), Ok(vec![0, 0xff, 0x80]));
-        assert!(from_hex(b"\\x0").is_err());
-        assert!(from_hex(b"00").is_err());
-    }
-}
+mod tests;

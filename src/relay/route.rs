@@ -4,6 +4,7 @@
 //! A topic's name is never repaired: an illegal one is an error, for a replacement character would
 //! merge two topics. The partition is the Java client's for the same key and count.
 
+use std::collections::HashMap;
 use std::fmt;
 
 /// A topic name with `{column}` in it, e.g. `outbox.event.{aggregate_type}`.
@@ -34,6 +35,15 @@ pub enum TemplateError {
     IllegalCharacter(String, char),
 }
 
+/// Where nothing else is said.
+pub const TOPIC_DEFAULT: &str = "outbox.event.{aggregate_type}";
+
+impl Default for Template {
+    fn default() -> Self {
+        Template::parse(TOPIC_DEFAULT).expect("a test parses it")
+    }
+}
+
 impl Template {
     /// # Errors
     /// Unbalanced braces, an empty column name, a character that no topic name may have.
@@ -51,15 +61,13 @@ impl Template {
             if open == rest.len() {
                 break;
             }
-            let Some(close) = rest[open..].find('}') else {
-                return Err(TemplateError::Unclosed(text.to_owned()));
-            };
-            let column = &rest[open + 1..open + close];
+            let (column, after) = braced(&rest[open + 1..])
+                .ok_or_else(|| TemplateError::Unclosed(text.to_owned()))?;
             if column.is_empty() {
                 return Err(TemplateError::NoColumn(text.to_owned()));
             }
-            parts.push(Part::Column(column.to_owned()));
-            rest = &rest[open + close + 1..];
+            parts.push(Part::Column(column));
+            rest = after;
         }
         Ok(Template {
             text: text.to_owned(),
@@ -75,13 +83,30 @@ impl Template {
         })
     }
 
+    /// The same template over other names.
+    ///
+    /// # Errors
+    /// What `name` says of one.
+    pub fn over<E>(self, mut name: impl FnMut(&str) -> Result<String, E>) -> Result<Self, E> {
+        let parts = self.parts.into_iter().map(|part| match part {
+            Part::Literal(text) => Ok(Part::Literal(text)),
+            Part::Column(column) => name(&column).map(Part::Column),
+        });
+        Ok(Template {
+            parts: parts.collect::<Result<_, E>>()?,
+            text: self.text,
+        })
+    }
+
     /// Writes the topic's name for these column values (in the order of [`Template::columns`]).
+    /// `exceptions` replace what the template gives, legal or not.
     ///
     /// # Errors
     /// The name would be illegal; the error quotes it and the rule.
     pub fn render<'a>(
         &self,
         mut values: impl Iterator<Item = Option<&'a [u8]>>,
+        exceptions: &HashMap<String, String>,
         topic: &mut String,
     ) -> Result<(), IllegalTopic> {
         topic.clear();
@@ -94,11 +119,51 @@ impl Template {
                 },
             }
         }
-        if is_legal_topic(topic) {
-            Ok(())
-        } else {
-            Err(IllegalTopic::Name(topic.clone()))
+        if !exceptions.is_empty()
+            && let Some(meant) = exceptions.get(topic.as_str())
+        {
+            meant.clone_into(topic);
         }
+        check_topic(topic)
+    }
+}
+
+/// The name up to the closing brace, and what follows. In double quotes, as in SQL, it may hold
+/// braces.
+fn braced(text: &str) -> Option<(String, &str)> {
+    if let Some(quoted) = text.strip_prefix('"') {
+        let (name, after) = quoted_name(quoted)?;
+        return Some((name, after.strip_prefix('}')?));
+    }
+    let (name, after) = text.split_once('}')?;
+    Some((name.to_owned(), after))
+}
+
+/// The identifier up to its closing quote (a doubled one is a quote in the name), and what follows.
+#[must_use]
+pub fn quoted_name(text: &str) -> Option<(String, &str)> {
+    let mut name = String::new();
+    let mut rest = text;
+    loop {
+        let (before, after) = rest.split_once('"')?;
+        name.push_str(before);
+        match after.strip_prefix('"') {
+            Some(next) => {
+                name.push('"');
+                rest = next;
+            }
+            None => return Some((name, after)),
+        }
+    }
+}
+
+/// # Errors
+/// No broker takes a topic of this name; the error quotes it and the rule.
+pub fn check_topic(topic: &str) -> Result<(), IllegalTopic> {
+    if is_legal_topic(topic) {
+        Ok(())
+    } else {
+        Err(IllegalTopic::Name(topic.to_owned()))
     }
 }
 
@@ -144,6 +209,38 @@ fn is_legal_topic(topic: &str) -> bool {
         && topic.chars().all(is_topic_char)
 }
 
+/// A row that asks for a partition which its topic does not have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it asks for partition {asked}, and topic {topic} has {partitions} (0 to {})", partitions - 1)]
+pub struct NoPartition {
+    pub asked: i64,
+    pub topic: String,
+    pub partitions: i32,
+}
+
+/// The partition that the row asks for, else the key's.
+///
+/// # Errors
+/// The topic has none of that number.
+pub fn choose(
+    asked: Option<i64>,
+    key: &[u8],
+    topic: &str,
+    partitions: i32,
+) -> Result<i32, NoPartition> {
+    let Some(asked) = asked else {
+        return Ok(partition(key, partitions));
+    };
+    i32::try_from(asked)
+        .ok()
+        .filter(|asked| (0..partitions).contains(asked))
+        .ok_or_else(|| NoPartition {
+            asked,
+            topic: topic.to_owned(),
+            partitions,
+        })
+}
+
 /// The Java client's partition for a key: `(murmur2(key) & 0x7fffffff) % partitions`.
 #[must_use]
 pub fn partition(key: &[u8], partitions: i32) -> i32 {
@@ -187,7 +284,11 @@ mod tests {
     fn rendered(template: &str, value: &str) -> Result<String, IllegalTopic> {
         let template = Template::parse(template).expect("a template");
         let mut topic = String::new();
-        template.render([Some(value.as_bytes())].into_iter(), &mut topic)?;
+        template.render(
+            [Some(value.as_bytes())].into_iter(),
+            &HashMap::new(),
+            &mut topic,
+        )?;
         Ok(topic)
     }
 
@@ -214,6 +315,54 @@ mod tests {
         }
         let two = Template::parse("{a}.{b}-x").expect("a template");
         assert_eq!(two.columns().collect::<Vec<_>>(), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_column_of_any_name_fits_into_braces() {
+        let columns = |text| {
+            let template = Template::parse(text).expect("a template");
+            template.columns().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(columns("{Agg Type}.{é日本}"), ["Agg Type", "é日本"]);
+        assert_eq!(columns(r#"a.{"}x""{"}-{b}"#), ["}x\"{", "b"]);
+        for bad in [r#"{"a}"#, r#"{"a"b}"#, r#"{""}"#] {
+            assert!(Template::parse(bad).is_err(), "{bad}");
+        }
+        assert_eq!(Template::default().columns().count(), 1);
+    }
+
+    #[test]
+    fn exceptions_come_before_the_rule_of_names() {
+        let exceptions = HashMap::from([("e.a b".to_owned(), "spaced".to_owned())]);
+        let template = Template::parse("e.{x}").expect("a template");
+        let mut topic = String::new();
+        let mut name = |value: &str| {
+            template.render(
+                [Some(value.as_bytes())].into_iter(),
+                &exceptions,
+                &mut topic,
+            )?;
+            Ok(topic.clone())
+        };
+        assert_eq!(name("a b"), Ok("spaced".to_owned()));
+        assert_eq!(name("ab"), Ok("e.ab".to_owned()));
+        let error: IllegalTopic = name("a c").expect_err("illegal");
+        assert_eq!(error, IllegalTopic::Name("e.a c".to_owned()));
+    }
+
+    #[test]
+    fn a_partition_that_is_asked_for_must_be_there() {
+        assert_eq!(choose(Some(0), b"k", "t", 3), Ok(0));
+        assert_eq!(choose(Some(2), b"k", "t", 3), Ok(2));
+        assert_eq!(choose(None, b"order-1", "t", 6), Ok(4));
+        for asked in [-1, 3, i64::MAX, i64::MIN] {
+            let error = choose(Some(asked), b"k", "t", 3).expect_err("no such partition");
+            let text = error.to_string();
+            assert!(
+                text.contains(&asked.to_string()) && text.contains("has 3 (0 to 2)"),
+                "{text}"
+            );
+        }
     }
 
     #[test]

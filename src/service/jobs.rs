@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use tokio_postgres::Client;
 
-use crate::config::{CreateTopics, Database, Source};
+use crate::config::{CreateTopics, Database, Mapping, Source};
 use crate::error::{DbError, Failure};
-use crate::io::preflight::{self, Needed, NotReady, OUTBOX_COLUMNS, Use};
+use crate::io::preflight::{self, NotReady};
 use crate::io::registry::{self, Found, Prober};
 use crate::io::side::Side;
 use crate::io::slot::Slot;
@@ -27,8 +27,7 @@ const REACH_WITHIN: Duration = Duration::from_secs(5);
 /// What does not change while the relay runs.
 pub struct Surroundings {
     pub source: Source,
-    /// Columns that topic template and header mapping need, beside the record's own.
-    pub topic_columns: Vec<String>,
+    pub mapping: Mapping,
     /// Topics that are the same for every row.
     pub topics: Vec<String>,
     pub create_topics: Option<CreateTopics>,
@@ -159,11 +158,7 @@ async fn seek_over(
 
 /// Every requirement, once a session.
 async fn check(around: &Surroundings, client: &Client) -> Result<(), Seek> {
-    let mut columns = OUTBOX_COLUMNS.to_vec();
-    columns.extend(around.topic_columns.iter().map(|name| Needed {
-        name,
-        used_as: Use::Other,
-    }));
+    let columns = preflight::needed(&around.mapping);
     match preflight::before_run(client, &around.source, &columns).await {
         Ok(ready) => {
             for warning in ready.warnings {

@@ -5,30 +5,6 @@ use crate::error::{DbError, Failure};
 use crate::io::connect;
 use crate::lsn::Lsn;
 use crate::relay::orders::StreamEnd;
-use crate::relay::route::Template;
-
-/// The columns that the topic template and the mapped headers need.
-pub fn columns(topic: &str, headers: &[(String, String)]) -> Vec<String> {
-    let mut columns: Vec<String> = headers.iter().map(|(_, column)| column.clone()).collect();
-    if let Ok(template) = Template::parse(topic) {
-        columns.extend(template.columns().map(str::to_owned));
-    }
-    columns
-}
-
-/// The topics that a template without columns makes of any row.
-pub fn topics(topic: &str) -> Vec<String> {
-    let mut topics = Vec::new();
-    if let Ok(template) = Template::parse(topic)
-        && template.columns().next().is_none()
-    {
-        let mut topic = String::new();
-        if template.render(std::iter::empty(), &mut topic).is_ok() {
-            topics.push(topic);
-        }
-    }
-    topics
-}
 
 /// How an ErrorResponse ends the stream: may it be opened again?
 pub fn stream_error(error: &DbError, source: &Source) -> StreamEnd {

@@ -21,11 +21,18 @@ pub enum Message<'a> {
         commit_time: PgTimestamp,
     },
     Relation(Relation<'a>),
+    /// Precedes the Relation of a table with a column of this type, unless it is a built-in one.
+    Type {
+        oid: Oid,
+        /// Empty: `pg_catalog`. Of a domain, namespace and name are those of the type it is over.
+        namespace: &'a [u8],
+        name: &'a [u8],
+    },
     Insert {
         relation: Oid,
         tuple: Tuple<'a>,
     },
-    /// Messages that carry nothing for us: Type, Origin, Truncate, Update, Delete, Message.
+    /// Messages that carry nothing for us: Origin, Truncate, Update, Delete, Message.
     Other(u8),
 }
 
@@ -89,6 +96,11 @@ impl<'a> Message<'a> {
                 })
             }
             b'R' => Relation::decode(&mut reader).map(Message::Relation),
+            b'Y' => Ok(Message::Type {
+                oid: Oid(reader.u32()?),
+                namespace: reader.cstr()?,
+                name: reader.cstr()?,
+            }),
             b'I' => {
                 let relation = Oid(reader.u32()?);
                 let at = reader.at();

@@ -67,6 +67,14 @@ fn describe(frame: &[u8]) -> String {
                 columns.collect::<Vec<_>>().join(", ")
             )
         }
+        Message::Type {
+            oid,
+            namespace,
+            name,
+        } => {
+            let text = |bytes| String::from_utf8_lossy(bytes);
+            format!("type {} is {}.{}", oid.0, text(namespace), text(name))
+        }
         Message::Insert { relation, tuple } => {
             let columns = tuple.columns().map(|column| match column {
                 Column::Null => "null".to_owned(),
@@ -206,6 +214,9 @@ fn walk(bytes: &[u8]) -> Result<usize, DecodeError> {
             }
             assert_eq!(count, tuple.len());
         }
+        Message::Type {
+            namespace, name, ..
+        } => assert!(inside(namespace) && inside(name)),
         Message::Begin(_) | Message::Commit { .. } | Message::Other(_) => {}
     }
     // A column takes a byte at least: nothing is counted that is not there.

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use walrelay::record::KafkaCode;
+use walrelay::relay::mapping::Mapping;
 use walrelay::relay::orders::Settings;
-use walrelay::relay::outbox::Mapping;
-use walrelay::relay::route::Template;
 use walrelay::wire::replication::StatusUpdate;
 
 use crate::broker::{Broker, ClientId, FlightId, Rates};
@@ -348,10 +347,7 @@ impl World {
         let id = self.next_proc;
         let limits = self.limits;
         let settings = Settings {
-            mapping: Mapping {
-                topic: Template::parse("outbox.event.{aggregate_type}").expect("a template"),
-                headers: Vec::new(),
-            },
+            mapping: Mapping::default(),
             process_id: format!("p{id}"),
             in_flight_events_max: limits.events,
             in_flight_bytes_max: limits.bytes,

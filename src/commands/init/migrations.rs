@@ -11,6 +11,19 @@ const PUBLICATION: &str = include_str!("../../../migrations/0004_publication.sql
 /// The tables that [`walrelay`] makes.
 pub const WALRELAY_TABLES: [&str; 4] = ["checkpoint", "dead_letter", "fence", "relay"];
 
+/// The columns of the table that [`outbox`] makes.
+pub const OUTBOX_COLUMNS: [&str; 9] = [
+    "id",
+    "event_id",
+    "aggregate_type",
+    "aggregate_id",
+    "event_type",
+    "payload",
+    "headers",
+    "created_at",
+    "xid",
+];
+
 /// How the outbox is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
@@ -160,6 +173,19 @@ mod tests {
         for file in [OUTBOX, FUNCTIONS, WALRELAY, PUBLICATION] {
             assert!(file.is_ascii());
         }
+    }
+
+    #[test]
+    fn the_columns_are_those_of_the_file() {
+        let body = OUTBOX
+            .split_once("create table public.outbox (")
+            .expect("it is there");
+        let body = body.1.split_once("\n);").expect("it ends").0;
+        let columns: Vec<&str> = body
+            .lines()
+            .filter_map(|line| line.split_whitespace().next())
+            .collect();
+        assert_eq!(columns, OUTBOX_COLUMNS);
     }
 
     #[test]

@@ -2,11 +2,11 @@
 
 use super::migrations::{self, Layout};
 use super::survey::{Rows, Seen, WalrelaySchema};
-use crate::config::{Existing, Source};
+use crate::config::{Existing, Mapping, Part, Source};
 use crate::error::Failure;
 use crate::finding::{self, Finding};
 use crate::io::catalog::Table;
-use crate::io::preflight::{self, OUTBOX_COLUMNS, SlotSeen};
+use crate::io::preflight::{self, SlotSeen};
 use crate::io::registry::{Registered, SlotState};
 use crate::io::sql::{quote_ident, quote_table, show_ident, show_table};
 
@@ -55,7 +55,12 @@ impl Plan {
 
 /// # Errors
 /// Conflicts that no statement of ours can settle, all of them.
-pub fn plan(source: &Source, seen: &Seen, existing: Option<Existing>) -> Result<Plan, Failure> {
+pub fn plan(
+    source: &Source,
+    mapping: &Mapping,
+    seen: &Seen,
+    existing: Option<Existing>,
+) -> Result<Plan, Failure> {
     if existing == Some(Existing::Publish) {
         return Err(Failure::usage(
             "--existing publish comes with healing, which is not built yet",
@@ -67,7 +72,7 @@ pub fn plan(source: &Source, seen: &Seen, existing: Option<Existing>) -> Result<
         let needs = preflight::server_needs(&seen.server);
         return Err(finding::failure(&needs).expect("recovery is refused"));
     }
-    let mut planner = Planner::new(source, seen, existing);
+    let mut planner = Planner::new(source, mapping, seen, existing);
     let slot = planner.slot();
     planner.table();
     planner.walrelay();
@@ -91,6 +96,7 @@ pub fn plan(source: &Source, seen: &Seen, existing: Option<Existing>) -> Result<
 
 struct Planner<'a> {
     source: &'a Source,
+    mapping: &'a Mapping,
     seen: &'a Seen,
     existing: Option<Existing>,
     statements: Vec<Statement>,
@@ -101,7 +107,12 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(source: &'a Source, seen: &'a Seen, existing: Option<Existing>) -> Self {
+    fn new(
+        source: &'a Source,
+        mapping: &'a Mapping,
+        seen: &'a Seen,
+        existing: Option<Existing>,
+    ) -> Self {
         let remembered = seen
             .row
             .as_ref()
@@ -110,6 +121,7 @@ impl<'a> Planner<'a> {
         let remembered = (remembered == Some("leave")).then_some(Existing::Leave);
         Planner {
             source,
+            mapping,
             seen,
             existing: existing.or(remembered),
             statements: Vec::new(),
@@ -139,6 +151,7 @@ impl<'a> Planner<'a> {
     fn table(&mut self) {
         let name = show_table(&self.source.table);
         let Some(table) = &self.seen.table else {
+            self.own_columns();
             self.make("table", name, migrations::outbox(&self.source.table));
             if !self.seen.table_schema_exists {
                 self.conflicts.push(Finding::failed(
@@ -156,15 +169,62 @@ impl<'a> Planner<'a> {
             return;
         };
         self.already("table", name);
-        let needs = preflight::table_needs(&self.source.table, table, &OUTBOX_COLUMNS);
+        let columns = preflight::needed(self.mapping);
+        let needs = preflight::table_needs(&self.source.table, table, &columns);
         self.conflicts.extend(needs);
         if is_our_layout(table) {
             self.index(table);
             self.helpers();
         } else {
             self.notes.push(
-                "the table differs from migrations/0001_outbox.sql: it gets no helper functions and \
-                 no index; without its column xid there is no gap recovery and no retention"
+                "the table differs from migrations/0001_outbox.sql: nothing in it is changed, and it \
+                 gets no helper functions and no index"
+                    .to_owned(),
+            );
+        }
+        self.later_columns(table);
+    }
+
+    /// The table that is about to be made must have what the mapping names.
+    fn own_columns(&mut self) {
+        let mut lacking: Vec<String> = Vec::new();
+        for needed in preflight::needed(self.mapping) {
+            let shown = show_ident(needed.name);
+            if !migrations::OUTBOX_COLUMNS.contains(&needed.name) && !lacking.contains(&shown) {
+                lacking.push(shown);
+            }
+        }
+        if !lacking.is_empty() {
+            self.conflicts.push(Finding::failed(
+                "table",
+                format!(
+                    "table {} does not exist, and the one that init would make has no column {}",
+                    show_table(&self.source.table),
+                    lacking.join(", ")
+                ),
+                "name the table that has them with --table, or make it first; for the table of our \
+                 own leave --column, --topic and --header away",
+            ));
+        }
+    }
+
+    /// What later work on the table will be missing.
+    fn later_columns(&mut self, table: &Table) {
+        let column = |part: Part| {
+            let name = self.mapping.columns.get(part)?;
+            table.columns.iter().find(|c| c.name == name)
+        };
+        if column(Part::Xid).is_none_or(|c| c.base_type != "xid8") {
+            self.notes.push(
+                "no column xid (xid8 not null default pg_current_xact_id(), or --column xid=COLUMN): \
+                 no gap recovery, no retention"
+                    .to_owned(),
+            );
+        }
+        if column(Part::CreatedAt).is_none() {
+            self.notes.push(
+                "no column created_at (or --column created_at=COLUMN): the age of rows in the table \
+                 is not known"
                     .to_owned(),
             );
         }
@@ -640,7 +700,8 @@ mod tests {
 
     #[test]
     fn the_intent_is_the_last_statement_before_the_slot() {
-        let plan = plan(&source(), &empty(), None).expect("nothing is in the way");
+        let plan =
+            plan(&source(), &Mapping::default(), &empty(), None).expect("nothing is in the way");
         assert_eq!(plan.slot, SlotWork::Make);
         assert_eq!(plan.needs, []);
         let made: Vec<Option<&str>> = plan
@@ -668,7 +729,7 @@ mod tests {
             intent: false,
             ..intent()
         });
-        let failure = plan(&source(), &seen, None).expect_err("a standby");
+        let failure = plan(&source(), &Mapping::default(), &seen, None).expect_err("a standby");
         assert_eq!(failure.exit, Exit::Refused);
         assert_eq!(failure.causes.len(), 1);
     }
@@ -678,20 +739,20 @@ mod tests {
         let mut seen = empty();
         seen.row = Some(intent());
         seen.slot = Some(slot());
-        let anew = plan(&source(), &seen, None).expect("nobody reads it");
+        let anew = plan(&source(), &Mapping::default(), &seen, None).expect("nobody reads it");
         assert_eq!(anew.slot, SlotWork::MakeAgain);
         seen.slot = Some(SlotState {
             active_pid: Some(42),
             ..slot()
         });
-        let failure = plan(&source(), &seen, None).expect_err("it is read");
+        let failure = plan(&source(), &Mapping::default(), &seen, None).expect_err("it is read");
         assert!(failure.to_string().contains("pid 42"), "{failure}");
         // The same name in another database is another slot.
         seen.slot = Some(SlotState {
             database: Some("e".into()),
             ..slot()
         });
-        let failure = plan(&source(), &seen, None).expect_err("not ours");
+        let failure = plan(&source(), &Mapping::default(), &seen, None).expect_err("not ours");
         assert!(failure.to_string().contains("database \"e\""), "{failure}");
     }
 
@@ -703,7 +764,7 @@ mod tests {
         seen.role.may_replicate = false;
         seen.server.wal_level = "replica".into();
         seen.slots.used = 10;
-        let plan = plan(&source(), &seen, None).expect("it can be printed");
+        let plan = plan(&source(), &Mapping::default(), &seen, None).expect("it can be printed");
         assert_eq!(plan.needs.len(), 5, "{:#?}", plan.needs);
     }
 
@@ -715,10 +776,11 @@ mod tests {
             ..intent()
         });
         seen.rows = Rows::Exactly(3);
-        let told = plan(&source(), &seen, None).expect("leave was said");
+        let told = plan(&source(), &Mapping::default(), &seen, None).expect("leave was said");
         assert_eq!(told.existing, Some(Existing::Leave));
         seen.row = Some(intent());
-        let failure = plan(&source(), &seen, None).expect_err("nothing was said");
+        let failure =
+            plan(&source(), &Mapping::default(), &seen, None).expect_err("nothing was said");
         assert!(failure.to_string().contains("3 rows"), "{failure}");
     }
 }

@@ -1,7 +1,7 @@
 //! Whether a table can be an outbox, and whether a publication carries it and nothing else. Pure.
 
 use super::{Needed, Use};
-use crate::config::{Source, TableName};
+use crate::config::{Part, Source, TableName};
 use crate::finding::Finding;
 use crate::io::catalog::{Column, Publication, Published, Table};
 use crate::io::sql::{quote_ident, quote_table, show_ident, show_table};
@@ -26,21 +26,88 @@ pub fn table_needs(name: &TableName, table: &Table, columns: &[Needed<'_>]) -> V
             format!("alter table {} set logged", quote_table(name)),
         ));
     }
-    let mut missing = Vec::new();
+    needs.extend(column_needs(name, table, columns));
+    needs
+}
+
+/// Columns that are missing, all in one need, and those that will not do.
+#[must_use]
+pub fn column_needs(name: &TableName, table: &Table, columns: &[Needed<'_>]) -> Vec<Finding> {
+    let shown = show_table(name);
+    let mut needs: Vec<Finding> = Vec::new();
+    let mut missing: Vec<Needed<'_>> = Vec::new();
     for needed in columns {
         match table.columns.iter().find(|c| c.name == needed.name) {
-            None => missing.push(show_ident(needed.name)),
-            Some(column) => needs.extend(column_need(&shown, column, needed.used_as)),
+            None if missing.iter().any(|m| m.name == needed.name) => {}
+            None => missing.push(*needed),
+            Some(column) => {
+                let need = column_need(&shown, column, needed.used_as);
+                needs.extend(need.filter(|need| !needs.contains(need)));
+            }
         }
     }
     if !missing.is_empty() {
-        let list = missing.join(", ");
-        needs.push(Finding::failed("columns", 
-            format!("table {shown} lacks the columns: {list}"),
-            "add them (migrations/0001_outbox.sql shows their types), or name another table with --table",
-        ));
+        needs.push(missing_need(&shown, table, &missing));
     }
     needs
+}
+
+fn missing_need(shown: &str, table: &Table, missing: &[Needed<'_>]) -> Finding {
+    let names: Vec<String> = missing.iter().map(|m| show_ident(m.name)).collect();
+    let steps: Vec<String> = missing.iter().map(|m| way_out(table, m)).collect();
+    let has: Vec<String> = table.columns.iter().map(|c| show_ident(&c.name)).collect();
+    Finding::failed(
+        "columns",
+        format!("table {shown} lacks the columns: {}", names.join(", ")),
+        format!(
+            "say which columns they are: {}; the table has {}; or add them \
+             (migrations/0001_outbox.sql shows their types), or name another table with --table",
+            steps.join(", "),
+            has.join(", ")
+        ),
+    )
+}
+
+/// How one missing column is mapped, or left out.
+fn way_out(table: &Table, missing: &Needed<'_>) -> String {
+    let near = nearest(table, missing.name);
+    let (column, meant) = match near {
+        Some(near) => (show_ident(near), " (did you mean that one?)"),
+        None => ("COLUMN".to_owned(), ""),
+    };
+    match missing.used_as {
+        Use::Part(part) => {
+            let none = if part.is_required() {
+                String::new()
+            } else {
+                format!(" (--column {}= if there is none)", part.name())
+            };
+            format!("--column {}={column}{meant}{none}", part.name())
+        }
+        Use::Topic => format!("{{{column}}}{meant} in --topic"),
+        Use::Header => format!("--header NAME={column}{meant}"),
+    }
+}
+
+/// The column that a slip of the pen, or another idea of upper case, leads to.
+fn nearest<'a>(table: &'a Table, name: &str) -> Option<&'a str> {
+    let plain = |name: &str| -> String {
+        let letters = name.chars().filter(|c| c.is_alphanumeric());
+        letters.flat_map(char::to_lowercase).collect()
+    };
+    let wanted = plain(name);
+    table
+        .columns
+        .iter()
+        .map(|c| {
+            (
+                strsim::osa_distance(&plain(&c.name), &wanted),
+                c.name.as_str(),
+            )
+        })
+        .filter(|(distance, _)| *distance <= 1 + wanted.chars().count() / 8)
+        .min()
+        .map(|(_, name)| name)
 }
 
 fn column_need(table: &str, column: &Column, used_as: Use) -> Option<Finding> {
@@ -54,15 +121,44 @@ fn column_need(table: &str, column: &Column, used_as: Use) -> Option<Finding> {
             format!("make {name} an ordinary column that the writer fills"),
         ));
     }
-    let accepted = ["json", "jsonb", "text", "bytea", "character varying"];
-    if used_as == Use::Payload && !accepted.contains(&column.type_name.as_str()) {
-        return Some(Finding::failed(
-            format!("column {name}"),
-            format!("column {name} of {table} is of type {}", column.type_name),
-            "make the payload json, jsonb, text or bytea",
-        ));
+    let (part, accepted): (_, &[&str]) = match used_as {
+        Use::Part(Part::Payload) => (
+            "payload",
+            &["json", "jsonb", "text", "bytea", "character varying"],
+        ),
+        Use::Part(Part::Timestamp) => (
+            "timestamp",
+            &[
+                "timestamp with time zone",
+                "timestamp without time zone",
+                "date",
+                "bigint",
+            ],
+        ),
+        Use::Part(Part::Partition) => ("partition", &["bigint", "integer", "smallint"]),
+        Use::Part(_) | Use::Topic | Use::Header => return None,
+    };
+    if accepted.contains(&column.base_type.as_str()) {
+        return None;
     }
-    None
+    let what = if column.type_name == column.base_type {
+        column.type_name.clone()
+    } else {
+        format!("{} ({})", column.type_name, column.base_type)
+    };
+    let remedy = match used_as {
+        Use::Part(Part::Timestamp) => {
+            "name a column with --column timestamp= that is timestamptz, timestamp (taken as UTC), \
+             date, or bigint (milliseconds since 1970)"
+        }
+        Use::Part(Part::Partition) => "name a column of whole numbers with --column partition=",
+        _ => "make the payload json, jsonb, text or bytea",
+    };
+    Some(Finding::failed(
+        format!("column {name}"),
+        format!("column {name} of {table} is of type {what}, which is no {part}"),
+        remedy,
+    ))
 }
 
 /// A publication that is missing, covers something else or publishes something else.
@@ -186,8 +282,8 @@ fn list(tables: &[&Published]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Database;
-    use crate::io::preflight::OUTBOX_COLUMNS;
+    use crate::config::{Database, Mapping};
+    use crate::io::preflight::needed;
 
     fn source() -> Source {
         Source {
@@ -205,6 +301,7 @@ mod tests {
         let column = |name: &str, type_name: &str| Column {
             name: name.into(),
             type_name: type_name.into(),
+            base_type: type_name.into(),
             generated: false,
         };
         Table {
@@ -253,7 +350,10 @@ mod tests {
     #[test]
     fn our_own_layout_needs_nothing() {
         let name = source().table;
-        assert_eq!(table_needs(&name, &table('r'), &OUTBOX_COLUMNS), []);
+        assert_eq!(
+            table_needs(&name, &table('r'), &needed(&Mapping::default())),
+            []
+        );
         assert_eq!(needs_of(&table('p'), &publication()), []);
     }
 
@@ -264,11 +364,11 @@ mod tests {
         for column in &mut unfit.columns {
             match column.name.as_str() {
                 "aggregate_id" => column.generated = true,
-                "payload" => column.type_name = "integer".into(),
+                "payload" => column.base_type = "integer".into(),
                 _ => {}
             }
         }
-        let needs = table_needs(&source().table, &unfit, &OUTBOX_COLUMNS);
+        let needs = table_needs(&source().table, &unfit, &needed(&Mapping::default()));
         let causes: Vec<&str> = needs.iter().map(|n| n.found.as_str()).collect();
         assert!(
             causes

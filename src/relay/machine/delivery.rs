@@ -9,6 +9,7 @@ use super::{
 };
 use crate::error::kafka;
 use crate::record::Record;
+use crate::relay::held::Waiting;
 use crate::relay::route;
 
 impl Machine {
@@ -317,9 +318,25 @@ impl Machine {
             .saturating_sub(load.in_flight_bytes);
         let (released, ran_out) = self.held.release(&self.topics, room, room_bytes);
         self.release_due = ran_out;
-        for (ticket, topic, mut record) in released {
+        for waiting in released {
+            let Waiting {
+                ticket,
+                topic,
+                partition,
+                mut record,
+                ..
+            } = waiting;
             let partitions = self.topics.partitions(topic).expect("released as present");
-            record.partition = route::partition(&record.key, partitions);
+            match route::choose(partition, &record.key, &record.topic, partitions) {
+                Ok(partition) => record.partition = partition,
+                Err(error) => {
+                    let event_id = record.headers.first().and_then(|h| h.value.as_deref());
+                    self.no_partition(ticket, event_id.unwrap_or_default(), &error);
+                    // It is the first to be found, and nothing behind it is sent.
+                    self.held.forget_from(ticket);
+                    return;
+                }
+            }
             if now < self.stampless_until {
                 record.timestamp_ms = None;
             }

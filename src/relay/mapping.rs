@@ -131,7 +131,7 @@ pub enum Clock {
 }
 
 /// How a row becomes a record.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mapping {
     pub columns: Columns,
     /// Over columns of the table: parts are replaced by theirs.
@@ -141,18 +141,6 @@ pub struct Mapping {
     /// (header, column): columns that become headers of their own.
     pub headers: Vec<(String, String)>,
     pub clock: Clock,
-}
-
-impl Default for Mapping {
-    fn default() -> Self {
-        Mapping {
-            columns: Columns::default(),
-            topic: Template::default(),
-            topics: HashMap::new(),
-            headers: Vec::new(),
-            clock: Clock::default(),
-        }
-    }
 }
 
 /// The topic template names a part that has no column.

@@ -82,12 +82,26 @@ impl Finding {
     }
 }
 
+/// Findings about one thing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    pub name: &'static str,
+    pub findings: Vec<Finding>,
+}
+
+impl Group {
+    #[must_use]
+    pub fn new(name: &'static str, findings: Vec<Finding>) -> Self {
+        Group { name, findings }
+    }
+}
+
 /// Every failed finding as one message: each cause a line, each remedy a step of the last line. Exit
 /// 4 only where nothing but a decision is missing. `None` where nothing failed.
 #[must_use]
-pub fn failure(findings: &[Finding]) -> Option<Failure> {
+pub fn failure<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> Option<Failure> {
     let failed: Vec<&Finding> = findings
-        .iter()
+        .into_iter()
         .filter(|finding| finding.state == State::Failed)
         .collect();
     if failed.is_empty() {

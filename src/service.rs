@@ -14,6 +14,7 @@ mod jobs;
 mod pace;
 mod words;
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, SystemTime};
@@ -109,6 +110,7 @@ pub async fn run_with(
             process_id,
             wal_sender_timeout: WAL_SENDER_TIMEOUT,
             sessions: AtomicU32::new(0),
+            told: RefCell::default(),
         }),
         vitals,
         tell,

@@ -1,14 +1,258 @@
-//! `walrelay check`.
+//! `walrelay check`: every requirement of `run` and how it stands, before anything is changed.
+//!
+//! # Invariants
+//! Nothing is written, and nothing is waited for without an end.
 
-use crate::config::CheckConfig;
-use crate::error::Failure;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::report::{self, Entry, Screen};
+use crate::config::{CheckConfig, Database, Source};
+use crate::error::{DbError, Failure};
+use crate::finding::{self, Finding, Group, State};
+use crate::io::preflight::{self, Seen};
+use crate::io::side::Side;
+use crate::io::slot::{IdentifySystem, Slot, WAL_SENDER_TIMEOUT};
+use crate::io::{connect, kafka, topics};
+
+/// All questions to the database together: ten round trips and some work on small catalogs.
+const LOOK_WITHIN: Duration = Duration::from_secs(10);
+/// No single one of them may take long: a lock on a catalog would be one to wait for.
+const STATEMENT_TIMEOUT: &str = "set statement_timeout = '5s'; set lock_timeout = '1s'";
+const KAFKA_WITHIN: Duration = Duration::from_secs(5);
 
 /// # Errors
-/// It is not built yet.
+/// Every requirement that is not met, the remedies as the last line.
 pub async fn run(config: CheckConfig) -> Result<(), Failure> {
-    drop(config);
-    Err(Failure::usage(
-        "walrelay check is not built yet",
-        "use init, run or demo",
-    ))
+    let kafka = match &config.kafka {
+        Some(kafka) => {
+            kafka::check_brokers(&kafka.brokers)?;
+            kafka::check_properties(&kafka.properties)?;
+            Some(kafka::Settings::new(kafka, "walrelay-check")?)
+        }
+        None => None,
+    };
+    let (mut groups, topics) = postgres(&config).await;
+    groups.push(look_at_kafka(&config, kafka.as_ref(), topics).await);
+    let failure = finding::failure(groups.iter().flat_map(|group| &group.findings));
+    let text = if config.json {
+        report::json(&Report {
+            ok: failure.is_none(),
+            findings: report::entries(&groups),
+        })?
+    } else {
+        let verdict = verdict(&groups);
+        format!("{}{verdict}\n", report::table(&groups, Screen::of_stdout()))
+    };
+    report::write_out(&text)?;
+    failure.map_or(Ok(()), Err)
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    ok: bool,
+    findings: Vec<Entry<'a>>,
+}
+
+fn verdict(groups: &[Group]) -> String {
+    let count = |state| {
+        let all = groups.iter().flat_map(|group| &group.findings);
+        all.filter(|finding| finding.state == state).count()
+    };
+    let mut text = format!("{} ok", count(State::Ok));
+    for (state, one, many) in [
+        (State::Unknown, "unknown", "unknown"),
+        (State::Warning, "warning", "warnings"),
+        (State::Failed, "failed", "failed"),
+    ] {
+        match count(state) {
+            0 => {}
+            1 => text.push_str(&format!(", 1 {one}")),
+            n => text.push_str(&format!(", {n} {many}")),
+        }
+    }
+    text
+}
+
+/// Topics that events will go to, or why they are not known.
+type Topics = Result<BTreeSet<String>, String>;
+
+async fn postgres(config: &CheckConfig) -> (Vec<Group>, Topics) {
+    let source = &config.source;
+    let (side, replication) = tokio::join!(ordinary(&source.database), replication(source));
+    let mut connection = Vec::new();
+    let (seen, topics) = match &side {
+        Ok(side) => {
+            let (seen, topics) = tokio::join!(
+                look(side, source),
+                topics::of_table(&side.client, &source.table, &config.mapping)
+            );
+            (Some(seen), topics)
+        }
+        Err(error) => {
+            connection.push(no_connection("connection", error, &source.database));
+            (None, Err("the database was not reached".to_owned()))
+        }
+    };
+    let seen = match seen {
+        Some(Ok(seen)) => {
+            connection.push(connected(&seen, &source.database));
+            Some(seen)
+        }
+        Some(Err(error)) => {
+            connection.push(Finding::failed(
+                "connection",
+                format!("looking at the database: {error}"),
+                connect::failure(&error, &source.database).remedy,
+            ));
+            None
+        }
+        None => None,
+    };
+    let side_error = side.as_ref().err();
+    connection.extend(stream_connection(
+        &replication,
+        side_error,
+        seen.as_ref(),
+        source,
+    ));
+    let mut groups = vec![Group::new("connection", connection)];
+    match seen {
+        Some(seen) => {
+            groups.extend(preflight::judge(&seen, source, &config.mapping));
+        }
+        None => groups.push(Group::new(
+            "server",
+            vec![Finding::unknown(
+                "everything else",
+                "not looked at, for want of a connection",
+            )],
+        )),
+    }
+    (groups, topics)
+}
+
+async fn ordinary(database: &Database) -> Result<Side, DbError> {
+    let side = Side::connect(database, None).await?;
+    side.run(STATEMENT_TIMEOUT).await?;
+    Ok(side)
+}
+
+/// Opens the connection that the stream will need, and asks it who it reached.
+async fn replication(source: &Source) -> Result<IdentifySystem, DbError> {
+    let mut slot = Slot::connect(&source.database, "UTF8", WAL_SENDER_TIMEOUT).await?;
+    let identity = slot.identify_system().await?;
+    slot.say_goodbye().await;
+    Ok(identity)
+}
+
+async fn look(side: &Side, source: &Source) -> Result<Seen, DbError> {
+    let seen = tokio::time::timeout(LOOK_WITHIN, preflight::look(&side.client, source)).await;
+    let seen = seen.map_err(|_| {
+        DbError::Unreachable(format!(
+            "the server did not answer within {} s",
+            LOOK_WITHIN.as_secs()
+        ))
+    })??;
+    match seen.broken() {
+        Some(error) => Err(error.clone()),
+        None => Ok(seen),
+    }
+}
+
+fn no_connection(subject: &str, error: &DbError, database: &Database) -> Finding {
+    let failure = connect::failure(error, database);
+    Finding {
+        exit: failure.exit,
+        ..Finding::failed(subject, failure.causes.join("; "), failure.remedy)
+    }
+}
+
+fn connected(seen: &Seen, database: &Database) -> Finding {
+    let who = format!(
+        "user \"{}\", database \"{}\"",
+        database.user, database.dbname
+    );
+    let found = match &seen.session {
+        Ok(session) => format!("{}, {who}, {}", session.server, session.secrecy()),
+        Err(_) => who,
+    };
+    Finding::ok("connection", found)
+}
+
+/// The connection for the stream. What stands in the way of both connections is said once.
+fn stream_connection(
+    replication: &Result<IdentifySystem, DbError>,
+    side_error: Option<&DbError>,
+    seen: Option<&Seen>,
+    source: &Source,
+) -> Option<Finding> {
+    let subject = "replication connection";
+    let identity = match replication {
+        Ok(identity) => identity,
+        Err(error) if side_error == Some(error) => return None,
+        Err(error) => {
+            let mut finding = no_connection(subject, error, &source.database);
+            finding.found = format!("for replication: {}", finding.found);
+            let role = seen.and_then(|seen| seen.role.as_ref().ok());
+            if error.sqlstate() == "42501"
+                && let Some(role) = role.filter(|role| !role.may_replicate)
+            {
+                // The role's own finding says the same.
+                finding.remedy = Some(preflight::replication_remedy(&role.name));
+            }
+            return Some(finding);
+        }
+    };
+    let Some(seen) = seen else {
+        return Some(Finding::ok(subject, "open"));
+    };
+    let known = seen.server.system_identifier.as_ref();
+    let is_other_system = known.is_some_and(|known| *known != identity.system_identifier);
+    let is_other_timeline = seen
+        .server
+        .timeline
+        .is_some_and(|known| known != identity.timeline);
+    if is_other_system || is_other_timeline {
+        return Some(Finding::failed(
+            subject,
+            "the replication connection reached another server than the ordinary one",
+            "connect to one server, not through a balancer (--database-url, PGHOST)",
+        ));
+    }
+    let proof = if known.is_some() {
+        "the same server"
+    } else {
+        "whether it is the same server may not be asked"
+    };
+    let found = format!(
+        "{proof} (system identifier {}, timeline {})",
+        identity.system_identifier, identity.timeline
+    );
+    Some(if known.is_some() {
+        Finding::ok(subject, found)
+    } else {
+        Finding::unknown(subject, found)
+    })
+}
+
+async fn look_at_kafka(
+    config: &CheckConfig,
+    settings: Option<&kafka::Settings>,
+    topics: Topics,
+) -> Group {
+    let (Some(settings), Some(kafka)) = (settings, &config.kafka) else {
+        let why = "no --brokers: Kafka was not looked at";
+        return Group::new("kafka", vec![Finding::unknown("brokers", why)]);
+    };
+    let (names, unknown) = match topics {
+        Ok(names) => (names.into_iter().collect(), None),
+        Err(why) => (Vec::new(), Some(Finding::unknown("topics", why))),
+    };
+    let create = kafka.create_topics;
+    let mut findings = kafka::look(settings, &names, create, KAFKA_WITHIN).await;
+    findings.extend(unknown);
+    Group::new("kafka", findings)
 }

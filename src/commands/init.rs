@@ -13,7 +13,6 @@ mod plan;
 mod slot;
 mod survey;
 
-use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -41,7 +40,7 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 /// # Errors
 /// Every unmet need with its remedy; exit 3, or 4 where a decision is missing.
 pub async fn run(config: InitConfig) -> Result<(), Failure> {
-    write_out(&report(&config).await?)
+    super::report::write_out(&report(&config).await?)
 }
 
 /// As [`run`], for a caller who shows in their own way what was done.
@@ -455,19 +454,5 @@ impl<'a> Report<'a> {
             "nothing to do: everything was there already, nothing was changed\n"
         });
         Ok(text)
-    }
-}
-
-fn write_out(text: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        // Whoever read our output has seen enough.
-        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        Err(e) => Err(Failure::new(
-            Exit::Unexpected,
-            format!("cannot write to standard output: {e}"),
-            "look at where the output goes",
-        )),
-        Ok(()) => Ok(()),
     }
 }

@@ -3,4 +3,5 @@
 pub mod check;
 pub mod demo;
 pub mod init;
+mod report;
 pub mod status;

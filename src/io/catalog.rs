@@ -132,6 +132,25 @@ pub async fn table(client: &Client, name: &TableName) -> Result<Option<Table>, D
     }))
 }
 
+/// The first column of the table's primary key, which an index orders its rows by.
+///
+/// # Errors
+/// Only the conversation's.
+pub async fn leading_key(client: &Client, table: &TableName) -> Result<Option<String>, DbError> {
+    let row = client
+        .query_opt(
+            "select a.attname::text from pg_catalog.pg_class c \
+             join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+             join pg_catalog.pg_index i on i.indrelid = c.oid and i.indisprimary \
+             join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = i.indkey[0] \
+             where n.nspname = $1::text and c.relname = $2::text",
+            &[&table.schema, &table.name],
+        )
+        .await
+        .map_err(|e| db_error(&e))?;
+    row.map(|row| get(&row, 0)).transpose()
+}
+
 fn first_char(text: &str) -> char {
     text.chars().next().unwrap_or('?')
 }

@@ -7,6 +7,7 @@
 pub mod catalog;
 pub mod connect;
 mod conversation;
+pub mod fetch;
 pub mod frames;
 pub mod http;
 pub mod kafka;
@@ -17,4 +18,6 @@ pub mod side;
 pub mod slot;
 mod slot_view;
 pub mod sql;
+pub mod standing;
 mod tls;
+pub mod topics;

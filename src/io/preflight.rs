@@ -5,19 +5,25 @@
 //! Every unmet need is reported at once, not the first only. Nothing here changes anything.
 
 mod fit;
+mod look;
+mod server;
+mod slot;
 
 use tokio_postgres::Client;
 
-use super::catalog::{self, Role};
-use super::registry::{self, Found, Holder, Registered, Server, SlotState};
-use super::sql::{quote_ident, quote_literal, show_ident, show_table};
+use super::catalog::{Publication, Table};
+use super::registry::{Registered, Server, SlotState};
+use super::sql::{quote_table, show_ident, show_table};
 use crate::config::{Mapping, Part, Source, TableName};
 use crate::error::{DbError, Failure};
-use crate::finding::{self, Finding};
+use crate::finding::{self, Finding, Group, State};
 pub use fit::{publication_needs, table_needs};
-
-/// The oldest and the newest major version that this was tried on.
-const VERSIONS: (i32, i32) = (15, 18);
+pub use look::{Answer, OldTransaction, Seen, Session, look, old_transactions};
+pub use server::{
+    described, idle_slots, no_slot_left, no_wal_senders, only_failed, replication_remedy,
+    role_finding, server_findings, size, span,
+};
+pub use slot::{SlotSeen, another_table, let_go, start_over};
 
 /// Why a check came to no good end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,460 +91,232 @@ pub struct Ready {
 pub async fn before_run(
     client: &Client,
     source: &Source,
-    columns: &[Needed<'_>],
+    mapping: &Mapping,
 ) -> Result<Ready, NotReady> {
-    let server = registry::server(client).await?;
-    let role = catalog::role(client).await?;
-    let mut needs = server_needs(&server);
-    if server.in_recovery {
-        // A standby has slots of its own: what they lack says nothing of the primary's.
-        return Err(refusal(needs));
+    let seen = look(client, source).await?;
+    if let Some(error) = seen.broken() {
+        return Err(NotReady::Db(error.clone()));
     }
-    needs.extend(role_needs(&role));
-    let found = match registry::load_by_table(client, &source.table).await {
-        Err(error) if error.sqlstate() == "42501" => {
-            needs.push(no_registry_access(&role));
-            return Err(refusal(needs));
-        }
-        found => found?,
-    };
-    let slot = registry::slot_state(client, &source.slot).await?;
-    let holder = match &found {
-        Found::Row(row) => registry::holder(client, &row.slot).await?,
-        Found::NoTable | Found::NotInitialised { .. } | Found::NoRow { .. } => None,
-    };
-    let seen = SlotSeen {
-        source,
-        server: &server,
-        database: &role.database,
-        slot: slot.as_ref(),
-        holder: holder.as_ref(),
-    };
-    needs.extend(needs_of(client, &seen, &found, columns).await?);
-    match (found, slot) {
-        (Found::Row(registered), Some(slot)) if needs.is_empty() => Ok(Ready {
-            warnings: warnings(&server, &registered.slot, &slot),
-            server,
-            registered: *registered,
+    if let Err(error) = &seen.slots {
+        return Err(NotReady::Db(error.clone()));
+    }
+    let findings: Vec<Finding> = judge(&seen, source, mapping)
+        .into_iter()
+        .flat_map(|group| group.findings)
+        .collect();
+    if let Some(failure) = finding::failure(&findings) {
+        return Err(NotReady::Refused(failure));
+    }
+    let slot = seen.slot(&source.slot).map(|slot| slot.state.clone());
+    match (seen.registry?.row, slot) {
+        (Some(registered), Some(slot)) => Ok(Ready {
+            server: seen.server,
+            registered,
             slot,
+            warnings: warnings(&findings),
         }),
-        _ => Err(refusal(needs)),
-    }
-}
-
-/// What table, publication, registry row and slot lack. Where the names do not belong together,
-/// nothing is said of how well each would do.
-async fn needs_of(
-    client: &Client,
-    seen: &SlotSeen<'_>,
-    found: &Found,
-    columns: &[Needed<'_>],
-) -> Result<Vec<Finding>, DbError> {
-    let source = seen.source;
-    let by_registry = match found {
-        Found::Row(row) => {
-            let otherwise = seen.named_otherwise(row);
-            if !otherwise.is_empty() {
-                return Ok(otherwise);
-            }
-            seen.needs_of_registered(row)
-        }
-        Found::NoTable => return Ok(vec![no_table(&source.table)]),
-        Found::NotInitialised { .. } => vec![seen.without_a_row()],
-        Found::NoRow { table_oid } => match registry::find_by_slot(client, &source.slot).await? {
-            Some(other) => {
-                let name = catalog::relation_name(client, other.table_oid).await?;
-                return Ok(vec![another_table(
-                    source,
-                    *table_oid,
-                    &other,
-                    name.as_ref(),
-                )]);
-            }
-            None => vec![seen.without_a_row()],
-        },
-    };
-    let mut needs = Vec::new();
-    if let Some(table) = catalog::table(client, &source.table).await? {
-        needs.extend(table_needs(&source.table, &table, columns));
-        let publication = catalog::publication(client, &source.publication).await?;
-        needs.extend(publication_needs(source, &table, publication.as_ref()));
-    }
-    needs.extend(by_registry);
-    Ok(needs)
-}
-
-fn warnings(server: &Server, name: &str, slot: &SlotState) -> Vec<String> {
-    let mut warnings = server_warnings(server);
-    if slot.failover == Some(false) {
-        warnings.push(format!(
-            "slot {name} is no failover slot: after a failover it is gone; over a replication \
-             connection, while the relay is down: ALTER_REPLICATION_SLOT {name} (FAILOVER true)"
-        ));
-    }
-    warnings
-}
-
-fn refusal(needs: Vec<Finding>) -> NotReady {
-    NotReady::Refused(finding::failure(&needs).unwrap_or_else(|| {
-        // No need and yet not ready: the table, its row or the slot went away between two questions.
-        Failure::refused(
+        // No need and yet not ready: it went away between two questions.
+        _ => Err(NotReady::Refused(Failure::refused(
             "the table, its registry row or the slot went away while it was being looked at",
             "run it again",
-        )
-    }))
+        ))),
+    }
 }
 
+/// What is worth a log line.
 #[must_use]
-pub fn server_needs(server: &Server) -> Vec<Finding> {
-    let mut needs = Vec::new();
-    let major = server.version_num / 10_000;
-    if major < VERSIONS.0 {
-        needs.push(Finding::failed(
-            "server version",
-            format!(
-                "this server is Postgres {major}; walrelay needs {} or newer",
-                VERSIONS.0
-            ),
-            format!("upgrade the server to Postgres {} or newer", VERSIONS.0),
-        ));
-    }
-    if server.in_recovery {
-        needs.push(Finding::failed(
-            "recovery",
-            "this server is in recovery (a standby): nothing can be written here",
-            "connect to the primary: --database-url, or PGHOST and PGPORT",
-        ));
-    }
-    if server.wal_level != "logical" {
-        needs.push(Finding::failed(
-            "wal_level",
-            format!(
-                "wal_level is {}; logical decoding requires wal_level >= logical (55000)",
-                server.wal_level
-            ),
-            "alter system set wal_level = 'logical', and restart the server (RDS, Aurora: \
-             rds.logical_replication = 1; Cloud SQL, AlloyDB: the flag \
-             cloudsql.logical_decoding / alloydb.logical_decoding = on; Azure: the server \
-             parameter wal_level)",
-        ));
-    }
-    needs
-}
-
-/// What is worth a line and no more.
-#[must_use]
-pub fn server_warnings(server: &Server) -> Vec<String> {
-    let mut warnings = Vec::new();
-    let major = server.version_num / 10_000;
-    if major > VERSIONS.1 {
-        warnings.push(format!(
-            "this server is Postgres {major}, newer than the {} to {} that walrelay was tried on",
-            VERSIONS.0, VERSIONS.1
-        ));
-    }
-    if !server.fsync {
-        warnings.push(
-            "fsync is off on this server: an event may be in Kafka whose row a crash has undone"
-                .to_owned(),
-        );
-    }
-    if server.encoding == "SQL_ASCII" {
-        warnings.push(
-            "this database is SQL_ASCII: its bytes pass as they are, whatever they mean".to_owned(),
-        );
-    }
-    warnings
-}
-
-#[must_use]
-pub fn role_needs(role: &Role) -> Vec<Finding> {
-    if role.may_replicate {
-        return Vec::new();
-    }
-    vec![Finding::failed(
-        "REPLICATION",
-        format!(
-            "role {} lacks the attribute REPLICATION (42501: must be superuser or replication role \
-             to start walsender)",
-            quote_ident(&role.name)
-        ),
-        format!("alter role {} replication", quote_ident(&role.name)),
-    )]
-}
-
-#[must_use]
-pub fn no_table(name: &TableName) -> Finding {
-    Finding::failed(
-        "table",
-        format!("table {} does not exist in this database", show_table(name)),
-        "run `walrelay init`, which makes it, or name yours with --table (quoted as in SQL)",
-    )
-}
-
-fn no_registry_access(role: &Role) -> Finding {
-    let role = quote_ident(&role.name);
-    Finding::failed(
-        "schema walrelay",
-        format!("role {role} may not read schema walrelay (42501)"),
-        format!(
-            "grant usage on schema walrelay to {role}; grant select, insert, update, delete on all \
-             tables in schema walrelay to {role}"
-        ),
-    )
-}
-
-/// A slot as it was found, and where.
-pub struct SlotSeen<'a> {
-    pub source: &'a Source,
-    pub server: &'a Server,
-    pub database: &'a str,
-    pub slot: Option<&'a SlotState>,
-    /// Who holds the slot that the registry names, which need not be this one.
-    pub holder: Option<&'a Holder>,
-}
-
-impl SlotSeen<'_> {
-    /// What a complete or half-made registry row of this table still lacks.
-    #[must_use]
-    pub fn needs_of_registered(&self, row: &Registered) -> Vec<Finding> {
-        let named_otherwise = self.named_otherwise(row);
-        if !named_otherwise.is_empty() {
-            return named_otherwise;
-        }
-        if row.intent {
-            return vec![Finding::failed(
-                "slot",
-                format!(
-                    "`walrelay init` was interrupted while it made slot {}",
-                    self.source.slot
-                ),
-                "run `walrelay init` again: it puts this right",
-            )];
-        }
-        if let Some(need) = self.another_system(row) {
-            return vec![need];
-        }
-        match self.slot {
-            None => vec![self.slot_gone(row)],
-            Some(slot) => self.slot_unfit(slot),
-        }
-    }
-
-    /// The table is relayed through another slot or publication (two relays on one table would send
-    /// every event twice).
-    #[must_use]
-    pub fn named_otherwise(&self, row: &Registered) -> Vec<Finding> {
-        let mut needs = Vec::new();
-        let table = show_table(&self.source.table);
-        if row.slot != self.source.slot {
-            needs.push(Finding::failed(
-                "slot",
-                format!(
-                    "outbox {table} is already relayed through slot {} ({}); a second slot would \
-                     send every event twice",
-                    row.slot,
-                    self.holder
-                        .map_or("not active".to_owned(), |holder| format!(
-                            "active, {holder}"
-                        ))
-                ),
-                format!("use --slot {}, or leave --slot away", row.slot),
-            ));
-        }
-        if row.publication != self.source.publication {
-            needs.push(Finding::failed(
-                "publication",
-                format!(
-                    "outbox {table} is already relayed through publication {}",
-                    show_ident(&row.publication)
-                ),
-                format!("use --publication {}", quote_ident(&row.publication)),
-            ));
-        }
-        needs
-    }
-
-    /// Another cluster than the one that the slot was made in: a restored copy, an upgrade.
-    #[must_use]
-    pub fn another_system(&self, row: &Registered) -> Option<Finding> {
-        let (Some(then), Some(now)) = (&row.system_identifier, &self.server.system_identifier)
-        else {
-            return None;
-        };
-        (then != now).then(|| {
-            Finding::failed(
-                "server",
-                format!(
-                    "this is another cluster (system identifier {now}) than the one that slot {} \
-                     was made in ({then}): a restored copy, or an upgrade; what was delivered \
-                     cannot be told from here",
-                    row.slot
-                ),
-                start_over(row),
-            )
-            .halted()
+pub fn warnings(findings: &[Finding]) -> Vec<String> {
+    findings
+        .iter()
+        .filter(|finding| finding.state == State::Warning)
+        .map(|finding| match &finding.remedy {
+            Some(remedy) => format!("{}; remedy: {remedy}", finding.found),
+            None => finding.found.clone(),
         })
-    }
-
-    /// The registry says that there was a slot, and it is gone: a gap.
-    #[must_use]
-    pub fn slot_gone(&self, row: &Registered) -> Finding {
-        Finding::failed(
-            "slot",
-            format!(
-                "slot {} is gone, though the registry says that it was made (generation {}): what \
-                 was committed since it vanished is in no stream",
-                row.slot, row.generation
-            ),
-            start_over(row),
-        )
-        .halted()
-    }
-
-    /// No registry row of this table: a slot, if there is one, is somebody else's.
-    #[must_use]
-    pub fn without_a_row(&self) -> Finding {
-        let name = &self.source.slot;
-        let Some(slot) = self.slot else {
-            return Finding::failed(
-                "slot",
-                format!(
-                    "slot {name} does not exist, and the registry has no row of table {}",
-                    show_table(&self.source.table)
-                ),
-                "run `walrelay init`",
-            );
-        };
-        let place = match slot.database.as_deref() {
-            Some(database) if database != self.database => {
-                format!(" (in database {})", quote_ident(database))
-            }
-            Some(_) => String::new(),
-            None => " (a physical one)".to_owned(),
-        };
-        Finding::failed(
-            "slot",
-            format!(
-                "slot {name} exists{place}, but walrelay did not make it for {}: nobody knows what \
-                 it has let pass",
-                show_table(&self.source.table)
-            ),
-            format!(
-                "use another name (--slot), or, if nobody needs it: select \
-                 pg_drop_replication_slot({}); then run `walrelay init`",
-                quote_literal(name)
-            ),
-        )
-    }
-
-    /// A slot that exists and cannot carry this stream.
-    #[must_use]
-    pub fn slot_unfit(&self, slot: &SlotState) -> Vec<Finding> {
-        let name = &self.source.slot;
-        let drop = format!(
-            "use another slot (--slot), or drop this one if nobody needs it: select \
-             pg_drop_replication_slot({})",
-            quote_literal(name)
-        );
-        let refused = |cause: String| Finding::failed("slot", cause, drop.clone());
-        if slot.slot_type != "logical" {
-            return vec![refused(format!("slot {name} is a physical one"))];
-        }
-        let mut needs = Vec::new();
-        if slot.database.as_deref() != Some(self.database) {
-            needs.push(refused(format!(
-                "slot {name} belongs to database {}, not to {}",
-                quote_ident(slot.database.as_deref().unwrap_or("")),
-                quote_ident(self.database)
-            )));
-        }
-        if slot.plugin.as_deref() != Some("pgoutput") {
-            needs.push(refused(format!(
-                "slot {name} was made with the output plugin {}; walrelay reads pgoutput",
-                slot.plugin.as_deref().unwrap_or("?")
-            )));
-        }
-        if slot.two_phase {
-            needs.push(refused(format!(
-                "slot {name} was made with two_phase = true: it sends transactions that can still \
-                 be rolled back"
-            )));
-        }
-        if slot.temporary {
-            needs.push(refused(format!("slot {name} is a temporary one")));
-        }
-        if slot.wal_status.as_deref() == Some("lost") {
-            needs.push(
-                Finding::failed(
-                    "slot",
-                    format!(
-                        "slot {name} is lost: the server removed WAL that it still needed \
-                     (max_slot_wal_keep_size, idle_replication_slot_timeout); what it had not sent \
-                     is in no stream"
-                    ),
-                    format!(
-                        "decide what becomes of the rows in between; then select \
-                     pg_drop_replication_slot({}), and the next start says how to go on",
-                        quote_literal(name)
-                    ),
-                )
-                .halted(),
-            );
-        }
-        needs
-    }
+        .collect()
 }
 
-/// How to begin anew where what was delivered cannot be told.
+/// What was seen, as findings: what a relay needs and what its operator counts on.
 #[must_use]
-pub fn start_over(row: &Registered) -> String {
-    format!(
-        "to give up what is not delivered and begin anew: delete from walrelay.relay where \
-         table_oid = {}; drop publication if exists {}; select pg_drop_replication_slot(slot_name) \
-         from pg_replication_slots where slot_name = {}; then `walrelay init --existing leave` (rows that \
-         are in the table then stay unpublished; write those that matter again, with the same \
-         event_id consumers drop what they had)",
-        row.table_oid,
-        quote_ident(&row.publication),
-        quote_literal(&row.slot)
-    )
+pub fn judge(seen: &Seen, source: &Source, mapping: &Mapping) -> Vec<Group> {
+    let mut server = server_findings(&seen.server);
+    if seen.server.in_recovery {
+        // A standby has slots of its own: what they lack says nothing of the primary's.
+        return vec![Group::new("server", server)];
+    }
+    server.extend(server::room(seen, source));
+    let (table, publication, slot) = stream(seen, source, mapping);
+    let groups = [
+        Group::new("server", server),
+        Group::new("role", role(seen, source)),
+        Group::new("table", table),
+        Group::new("publication", publication),
+        Group::new("slot", slot),
+        Group::new("durability", server::durability(seen)),
+        Group::new("wal", server::wal_keeping(seen, source)),
+        Group::new("failover", server::failover(seen, source)),
+    ];
+    let mut groups = groups.to_vec();
+    groups.retain(|group| !group.findings.is_empty());
+    groups
 }
 
-/// The slot belongs to another table's row: most often the table was swapped.
-#[must_use]
-pub fn another_table(
+fn role(seen: &Seen, source: &Source) -> Vec<Finding> {
+    let role = match &seen.role {
+        Ok(role) => role,
+        Err(error) => return vec![Finding::unknown("role", error.to_string())],
+    };
+    let mut findings = vec![role_finding(role)];
+    let table = seen.table.as_ref().ok().and_then(Option::as_ref);
+    match &seen.rights {
+        Ok(rights) => findings.extend(slot::rights_findings(*rights, role, source, table)),
+        Err(error) => findings.push(Finding::unknown("rights", error.to_string())),
+    }
+    findings
+}
+
+/// Table, publication and slot. Where the names do not belong together, nothing is said of how well
+/// each would do.
+fn stream(
+    seen: &Seen,
     source: &Source,
-    table_oid: u32,
-    other: &Registered,
-    name: Option<&TableName>,
-) -> Finding {
-    let published = name.map_or_else(
-        || format!("a table that is gone (oid {})", other.table_oid),
-        |name| format!("{} (oid {})", show_table(name), other.table_oid),
-    );
-    Finding::failed(
-        "table",
-        format!(
-            "{} is a new table (oid {table_oid}), not in publication {}; the published one is \
-             {published}, through slot {}",
-            show_table(&source.table),
-            show_ident(&other.publication),
-            other.slot,
-        ),
-        let_go(other),
+    mapping: &Mapping,
+) -> (Vec<Finding>, Vec<Finding>, Vec<Finding>) {
+    let table = match &seen.table {
+        Ok(table) => table.as_ref(),
+        Err(error) => {
+            let unknown = Finding::unknown("table", error.to_string());
+            return (vec![unknown], Vec::new(), Vec::new());
+        }
+    };
+    let name = seen
+        .role
+        .as_ref()
+        .map_or(source.database.dbname.as_str(), |role| &role.database);
+    let line = seen.slot(&source.slot);
+    let row = seen.registry.as_ref().ok().and_then(|r| r.row.as_ref());
+    let relayed_through = row.map_or(&source.slot, |row| &row.slot);
+    let found = SlotSeen {
+        source,
+        server: &seen.server,
+        database: name,
+        slot: line.map(|line| &line.state),
+        holder: seen
+            .slot(relayed_through)
+            .and_then(|line| line.holder.as_ref()),
+    };
+    let (is_settled, slot) = found.findings(seen, table);
+    let Some(table) = table else {
+        let missing = slot::no_table(&source.table);
+        if !is_settled {
+            return (vec![missing], Vec::new(), slot);
+        }
+        // `init` makes all three.
+        let publication = seen.publication.as_ref().ok().and_then(Option::as_ref);
+        let also = |finding: Finding| match finding.state {
+            State::Failed if finding.remedy.as_deref() == Some(slot::RUN_INIT) => Finding {
+                remedy: missing.remedy.clone(),
+                ..finding
+            },
+            State::Failed | State::Ok | State::Unknown | State::Warning => finding,
+        };
+        let publication = slot::publication_without_a_row(source, publication);
+        let slot = slot.into_iter().map(also).collect();
+        return (vec![missing.clone()], vec![also(publication)], slot);
+    };
+    if !is_settled {
+        return (Vec::new(), Vec::new(), slot);
+    }
+    let publication = match &seen.publication {
+        Ok(publication) if row.is_none() && seen.registry.is_ok() => {
+            vec![slot::publication_without_a_row(
+                source,
+                publication.as_ref(),
+            )]
+        }
+        Ok(publication) => publication_findings(source, table, publication.as_ref()),
+        Err(error) => vec![Finding::unknown("publication", error.to_string())],
+    };
+    (
+        table_findings(&source.table, table, mapping),
+        publication,
+        slot,
     )
 }
 
-/// How to take slot and publication from a table that is done with.
-#[must_use]
-pub fn let_go(other: &Registered) -> String {
-    format!(
-        "name another slot and publication (--slot, --publication), or, when that table is done \
-         with: select pg_drop_replication_slot({}); drop publication if exists {}; delete from \
-         walrelay.relay where table_oid = {}; then run init again",
-        quote_literal(&other.slot),
-        quote_ident(&other.publication),
-        other.table_oid
-    )
+/// What a table is, for a person, unless it lacks something.
+fn table_findings(name: &TableName, table: &Table, mapping: &Mapping) -> Vec<Finding> {
+    let columns = needed(mapping);
+    let mut findings = table_needs(name, table, &columns);
+    if findings.is_empty() {
+        let kind = if table.kind == 'p' {
+            "a partitioned table"
+        } else {
+            "a table"
+        };
+        let owner = show_ident(&table.owner);
+        let found = format!("{}, {kind} of {owner}", show_table(name));
+        findings.push(Finding::ok("table", found));
+        let mut names: Vec<String> = Vec::new();
+        for column in &columns {
+            let name = show_ident(column.name);
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        findings.push(Finding::ok("columns", names.join(", ")));
+    }
+    if matches!(table.kind, 'r' | 'p') {
+        findings.extend(later_columns(name, table, mapping));
+    }
+    findings
+}
+
+/// Columns that no record is made of, and whose absence costs something.
+fn later_columns(name: &TableName, table: &Table, mapping: &Mapping) -> Vec<Finding> {
+    let column = |part: Part| {
+        let name = mapping.columns.get(part)?;
+        table.columns.iter().find(|column| column.name == name)
+    };
+    let add = |part: Part, type_name: &str, default: &str| {
+        let part = part.name();
+        format!(
+            "when it suits: alter table {} add column {part} {type_name} not null default {default}; or \
+             name the one that does it: --column {part}=COLUMN",
+            quote_table(name)
+        )
+    };
+    let mut findings = Vec::new();
+    if column(Part::Xid).is_none_or(|column| column.base_type != "xid8") {
+        findings.push(Finding::warning(
+            "column xid",
+            "the table has no column xid of type xid8: no gap recovery, no retention",
+            add(Part::Xid, "xid8", "pg_current_xact_id()"),
+        ));
+    }
+    if column(Part::CreatedAt).is_none() {
+        findings.push(Finding::warning(
+            "column created_at",
+            "the table has no column created_at: the age of what waits in it cannot be told",
+            add(Part::CreatedAt, "timestamptz", "now()"),
+        ));
+    }
+    findings
+}
+
+fn publication_findings(
+    source: &Source,
+    table: &Table,
+    publication: Option<&Publication>,
+) -> Vec<Finding> {
+    let needs = publication_needs(source, table, publication);
+    if !needs.is_empty() {
+        return needs;
+    }
+    let found = format!(
+        "{} publishes inserts of {}, and of nothing else",
+        show_ident(&source.publication),
+        show_table(&source.table)
+    );
+    vec![Finding::ok("publication", found)]
 }

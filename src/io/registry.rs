@@ -19,6 +19,9 @@ use crate::lsn::{Lsn, PgTimestamp, Triple, Xid};
 /// First key of the leader's advisory lock ("walr" in ASCII); the second is the table's oid.
 const LOCK_CLASS: i32 = i32::from_be_bytes(*b"walr");
 
+/// First key of the lock that every running instance shares, so that it can be counted ("wals").
+const INSTANCE_CLASS: i32 = i32::from_be_bytes(*b"wals");
+
 /// One row of `walrelay.relay`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registered {
@@ -140,6 +143,20 @@ pub async fn find_by_publication(
 ) -> Result<Option<Registered>, DbError> {
     let rows = select(client, "publication = $1", &[&publication]).await?;
     Ok(rows.into_iter().next())
+}
+
+/// The rows of a table, of a slot and of a publication: at most three.
+///
+/// # Errors
+/// As [`find_by_slot`].
+pub async fn load_related(
+    client: &Client,
+    table_oid: Option<u32>,
+    slot: &str,
+    publication: &str,
+) -> Result<Vec<Registered>, DbError> {
+    let condition = "table_oid = $1 or slot_name = $2 or publication = $3";
+    select(client, condition, &[&table_oid, &slot, &publication]).await
 }
 
 /// A table's oid by its exact name; partitioned tables and views count, indexes do not.
@@ -312,6 +329,76 @@ pub async fn try_lock(client: &Client, table_oid: u32) -> Result<bool, DbError> 
     get(&row, 0)
 }
 
+/// Shows this session as one of an instance that runs, leader or not: until it ends.
+///
+/// # Errors
+/// Only the conversation's.
+pub async fn show_instance(client: &Client, table_oid: u32) -> Result<(), DbError> {
+    client
+        .query_one(
+            "select pg_catalog.pg_try_advisory_lock_shared($1, $2)",
+            &[&INSTANCE_CLASS, &lock_key(table_oid)],
+        )
+        .await
+        .map(|_| ())
+        .map_err(|e| db_error(&e))
+}
+
+/// An instance that runs, as its side session shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instance {
+    pub session: Holder,
+    pub is_leader: bool,
+    /// Age of the session; `None` where the role may not see it.
+    pub age: Option<Duration>,
+}
+
+/// Every instance of a table, by the locks that their sessions hold.
+///
+/// # Errors
+/// Only the conversation's.
+pub async fn instances(client: &Client, table: &TableName) -> Result<Vec<Instance>, DbError> {
+    let rows = client
+        .query(
+            "select l.pid, pg_catalog.bool_or(l.classid = $1), pg_catalog.min(a.usename::text), \
+             pg_catalog.min(a.application_name), pg_catalog.min(host(a.client_addr)), \
+             pg_catalog.min(extract(epoch from pg_catalog.clock_timestamp() - a.backend_start)::float8) \
+             from pg_catalog.pg_locks l \
+             left join pg_catalog.pg_stat_activity a on a.pid = l.pid \
+             where l.locktype = 'advisory' and l.classid in ($1, $2) and l.objsubid = 2 and l.granted \
+             and l.objid = (select c.oid from pg_catalog.pg_class c \
+               join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+               where n.nspname = $3::text and c.relname = $4::text and c.relkind in ('r', 'p')) \
+             and l.database = (select oid from pg_catalog.pg_database \
+               where datname = pg_catalog.current_database()) \
+             group by l.pid order by l.pid",
+            &[
+                &class_oid(LOCK_CLASS),
+                &class_oid(INSTANCE_CLASS),
+                &table.schema,
+                &table.name,
+            ],
+        )
+        .await
+        .map_err(|e| db_error(&e))?;
+    rows.iter()
+        .map(|row| {
+            let age: Option<f64> = get(row, 5)?;
+            Ok(Instance {
+                session: Holder {
+                    pid: get(row, 0)?,
+                    user: get(row, 2)?,
+                    application_name: get(row, 3)?,
+                    client_addr: get(row, 4)?,
+                    state_age: None,
+                },
+                is_leader: get(row, 1)?,
+                age: age.map(|seconds| Duration::from_secs_f64(seconds.max(0.0))),
+            })
+        })
+        .collect()
+}
+
 /// Gives the leader's lock back.
 ///
 /// # Errors
@@ -333,8 +420,8 @@ fn lock_key(table_oid: u32) -> i32 {
 }
 
 /// The same bits as `pg_locks` shows them: `classid` and `objid` are oids there.
-fn lock_class_oid() -> u32 {
-    u32::from_ne_bytes(LOCK_CLASS.to_ne_bytes())
+fn class_oid(class: i32) -> u32 {
+    u32::from_ne_bytes(class.to_ne_bytes())
 }
 
 /// Writes this process's id as the leader's and returns the one that stood there, in one statement.
@@ -490,7 +577,7 @@ impl Prober {
         let row = client
             .query_one(
                 &self.statement,
-                &[&lock_class_oid(), &self.table_oid, &self.slot],
+                &[&class_oid(LOCK_CLASS), &self.table_oid, &self.slot],
             )
             .await
             .map_err(|e| db_error(&e))?;
@@ -521,7 +608,7 @@ pub async fn idle_lock_holder(
              and l.database = (select oid from pg_catalog.pg_database \
                where datname = pg_catalog.current_database()) \
              and a.state_change < pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $3)",
-            &[&lock_class_oid(), &table_oid, &older_than.as_secs_f64()],
+            &[&class_oid(LOCK_CLASS), &table_oid, &older_than.as_secs_f64()],
         )
         .await
         .map_err(|e| db_error(&e))?;
@@ -613,6 +700,6 @@ mod tests {
 
     #[test]
     fn the_lock_class_is_the_same_in_the_call_and_in_pg_locks() {
-        assert_eq!(lock_class_oid(), 0x7761_6c72);
+        assert_eq!(class_oid(LOCK_CLASS), 0x7761_6c72);
     }
 }

@@ -284,6 +284,22 @@ impl Slot {
         }
     }
 
+    /// Ends a session that carries no stream, best effort.
+    pub async fn say_goodbye(mut self) {
+        self.terminate().await.unwrap_or_default();
+    }
+
+    async fn terminate(&mut self) -> Result<(), DbError> {
+        self.conversation
+            .send(|buf| {
+                frontend::terminate(buf);
+                Ok::<(), std::convert::Infallible>(())
+            })
+            .await?;
+        self.conversation.shutdown().await;
+        Ok(())
+    }
+
     async fn end_stream(&mut self) -> Result<(), DbError> {
         self.conversation.enter(Phase::Ending);
         self.conversation
@@ -300,14 +316,7 @@ impl Slot {
                 _ => {}
             }
         }
-        self.conversation
-            .send(|buf| {
-                frontend::terminate(buf);
-                Ok::<(), std::convert::Infallible>(())
-            })
-            .await?;
-        self.conversation.shutdown().await;
-        Ok(())
+        self.terminate().await
     }
 
     /// An ErrorResponse or a NoticeResponse as an error.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Row};
 
 use super::registry::{get, lsn};
 use super::side::db_error;
@@ -57,6 +57,73 @@ impl std::fmt::Display for Holder {
     }
 }
 
+/// A slot, what it keeps, and who holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotLine {
+    pub name: String,
+    pub state: SlotState,
+    pub holder: Option<Holder>,
+    /// WAL from `restart_lsn` to the end; `None` where nothing is kept, and on a standby.
+    pub retained_bytes: Option<i64>,
+    /// From `confirmed_flush_lsn` to the end.
+    pub lag_bytes: Option<i64>,
+    /// What may still be written before the slot is at risk; `None`: no limit is set.
+    pub safe_wal_size: Option<i64>,
+}
+
+/// Every slot of the cluster.
+///
+/// # Errors
+/// Only the conversation's.
+pub async fn all_slots(client: &Client) -> Result<Vec<SlotLine>, DbError> {
+    let rows = client
+        .query(
+            "select s.plugin::text, s.slot_type, s.database::text, s.temporary, s.two_phase, \
+             s.active_pid, s.confirmed_flush_lsn, s.restart_lsn, s.wal_status, \
+             (pg_catalog.to_jsonb(s)->>'failover')::bool, (pg_catalog.to_jsonb(s)->>'synced')::bool, \
+             s.slot_name::text, pg_catalog.pg_wal_lsn_diff(w.now, s.restart_lsn)::int8, \
+             pg_catalog.pg_wal_lsn_diff(w.now, s.confirmed_flush_lsn)::int8, s.safe_wal_size, \
+             a.usename::text, a.application_name, host(a.client_addr), \
+             extract(epoch from pg_catalog.clock_timestamp() - a.state_change)::float8 \
+             from pg_catalog.pg_replication_slots s \
+             cross join (select case when not pg_catalog.pg_is_in_recovery() \
+               then pg_catalog.pg_current_wal_lsn() end) w (now) \
+             left join pg_catalog.pg_stat_activity a on a.pid = s.active_pid \
+             order by s.restart_lsn nulls last",
+            &[],
+        )
+        .await
+        .map_err(|e| db_error(&e))?;
+    rows.iter().map(slot_line).collect()
+}
+
+fn slot_line(row: &Row) -> Result<SlotLine, DbError> {
+    let state = state_of(row)?;
+    let holder = match state.active_pid {
+        Some(pid) => Some(Holder {
+            pid,
+            user: get(row, 15)?,
+            application_name: get(row, 16)?,
+            client_addr: get(row, 17)?,
+            state_age: age(row, 18)?,
+        }),
+        None => None,
+    };
+    Ok(SlotLine {
+        name: get(row, 11)?,
+        state,
+        holder,
+        retained_bytes: get(row, 12)?,
+        lag_bytes: get(row, 13)?,
+        safe_wal_size: get(row, 14)?,
+    })
+}
+
+fn age(row: &Row, column: usize) -> Result<Option<Duration>, DbError> {
+    let seconds: Option<f64> = get(row, column)?;
+    Ok(seconds.map(|seconds| Duration::from_secs_f64(seconds.max(0.0))))
+}
+
 /// A slot as `pg_replication_slots` shows it. Read as JSON, since 15 lacks columns that 17 has.
 ///
 /// # Errors
@@ -73,19 +140,23 @@ pub async fn slot_state(client: &Client, slot: &str) -> Result<Option<SlotState>
         .await
         .map_err(|e| db_error(&e))?;
     let Some(row) = row else { return Ok(None) };
-    Ok(Some(SlotState {
-        plugin: get(&row, 0)?,
-        slot_type: get(&row, 1)?,
-        database: get(&row, 2)?,
-        temporary: get(&row, 3)?,
-        two_phase: get(&row, 4)?,
-        active_pid: get(&row, 5)?,
-        confirmed_flush: lsn(&row, 6)?,
-        restart_lsn: lsn(&row, 7)?,
-        wal_status: get(&row, 8)?,
-        failover: get(&row, 9)?,
-        synced: get(&row, 10)?,
-    }))
+    state_of(&row).map(Some)
+}
+
+fn state_of(row: &Row) -> Result<SlotState, DbError> {
+    Ok(SlotState {
+        plugin: get(row, 0)?,
+        slot_type: get(row, 1)?,
+        database: get(row, 2)?,
+        temporary: get(row, 3)?,
+        two_phase: get(row, 4)?,
+        active_pid: get(row, 5)?,
+        confirmed_flush: lsn(row, 6)?,
+        restart_lsn: lsn(row, 7)?,
+        wal_status: get(row, 8)?,
+        failover: get(row, 9)?,
+        synced: get(row, 10)?,
+    })
 }
 
 /// Who holds the slot; `None` when nobody does.
@@ -110,6 +181,6 @@ pub async fn holder(client: &Client, slot: &str) -> Result<Option<Holder>, DbErr
         user: get(&row, 1)?,
         application_name: get(&row, 2)?,
         client_addr: get(&row, 3)?,
-        state_age: get::<Option<f64>>(&row, 4)?.map(|secs| Duration::from_secs_f64(secs.max(0.0))),
+        state_age: age(&row, 4)?,
     }))
 }

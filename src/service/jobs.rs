@@ -1,6 +1,8 @@
 //! What takes time: connecting, statements, questions to the cluster. Each is a task that answers
 //! with a [`Done`].
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -36,6 +38,8 @@ pub struct Surroundings {
     pub wal_sender_timeout: Duration,
     /// Side sessions made so far.
     pub sessions: AtomicU32,
+    /// Warnings that were logged: each once, not once a session.
+    pub told: RefCell<BTreeSet<String>>,
 }
 
 /// The session that holds the lock, as jobs share it.
@@ -135,6 +139,11 @@ async fn seek_over(
         check(around, client).await?;
         return Err(Seek::Later("the table is not there".to_owned()));
     };
+    if is_new {
+        registry::show_instance(client, table_oid)
+            .await
+            .map_err(or_later)?;
+    }
     if !registry::try_lock(client, table_oid)
         .await
         .map_err(or_later)?
@@ -158,11 +167,13 @@ async fn seek_over(
 
 /// Every requirement, once a session.
 async fn check(around: &Surroundings, client: &Client) -> Result<(), Seek> {
-    let columns = preflight::needed(&around.mapping);
-    match preflight::before_run(client, &around.source, &columns).await {
+    match preflight::before_run(client, &around.source, &around.mapping).await {
         Ok(ready) => {
+            let mut told = around.told.borrow_mut();
             for warning in ready.warnings {
-                tracing::warn!("{warning}");
+                if told.insert(warning.clone()) {
+                    tracing::warn!("{warning}");
+                }
             }
             Ok(())
         }
@@ -229,9 +240,6 @@ async fn lead(
             if registered.stop.is_some() {
                 return Err(Seek::Refused(stop_not_erasable(&around.source)));
             }
-            tracing::warn!(
-                "this role may not write schema walrelay: it streams, but a stop cannot be stored, so that after a restart of Postgres some events may repeat; remedy: the grants that `walrelay init --print-sql` shows"
-            );
             (registered.leader.clone(), false)
         }
         Err(error) => return Err(or_later(error)),

@@ -95,6 +95,7 @@ impl Cluster {
             "listen_addresses = '127.0.0.1'",
             "max_wal_senders = 40",
             "max_replication_slots = 40",
+            "max_slot_wal_keep_size = '50GB'",
             "max_prepared_transactions = 20",
             "max_connections = 100",
             "shared_buffers = 32MB",

@@ -74,6 +74,7 @@ impl Server {
             "wal_level=logical",
             "listen_addresses=",
             "shared_buffers=32MB",
+            "max_slot_wal_keep_size=4GB",
             "cluster_name=walrelay-demo",
         ] {
             postgres.arg("-c").arg(setting);

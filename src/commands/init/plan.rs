@@ -69,7 +69,7 @@ pub fn plan(
     }
     if seen.server.in_recovery {
         // A standby has slots of its own: what they lack says nothing of the primary's.
-        let needs = preflight::server_needs(&seen.server);
+        let needs = preflight::server_findings(&seen.server);
         return Err(finding::failure(&needs).expect("recovery is refused"));
     }
     let mut planner = Planner::new(source, mapping, seen, existing);
@@ -126,7 +126,7 @@ impl<'a> Planner<'a> {
             existing: existing.or(remembered),
             statements: Vec::new(),
             already: Vec::new(),
-            notes: preflight::server_warnings(&seen.server),
+            notes: preflight::warnings(&preflight::server_findings(&seen.server)),
             needs: Vec::new(),
             conflicts: Vec::new(),
         }
@@ -436,7 +436,13 @@ impl<'a> Planner<'a> {
             holder: self.seen.slot_holder.as_ref(),
         };
         if let Some((rival, name)) = &self.seen.rival {
-            self.conflicts.push(self.rival_need(rival, name.as_ref()));
+            let oid = self.seen.table.as_ref().map(|table| table.oid);
+            self.conflicts.push(preflight::another_table(
+                self.source,
+                oid,
+                rival,
+                name.as_ref(),
+            ));
             return SlotWork::Make;
         }
         let slot = self.seen.slot.as_ref();
@@ -463,25 +469,6 @@ impl<'a> Planner<'a> {
                 SlotWork::AlreadyThere
             }
         }
-    }
-
-    fn rival_need(&self, rival: &Registered, name: Option<&crate::config::TableName>) -> Finding {
-        if let Some(table) = &self.seen.table {
-            return preflight::another_table(self.source, table.oid, rival, name);
-        }
-        let of = name.map_or_else(
-            || format!("a table that is gone (oid {})", rival.table_oid),
-            show_table,
-        );
-        Finding::failed(
-            "slot",
-            format!(
-                "slot {} and publication {} belong to {of}",
-                rival.slot,
-                show_ident(&rival.publication)
-            ),
-            preflight::let_go(rival),
-        )
     }
 
     /// The slot that an interrupted `init` left. It may only be dropped when it is surely that one,
@@ -514,19 +501,16 @@ impl<'a> Planner<'a> {
 
     /// What must hold on the server before a slot can be made.
     fn environment(&mut self, slot: SlotWork) {
-        self.needs
-            .extend(preflight::server_needs(&self.seen.server));
-        self.needs.extend(preflight::role_needs(&self.seen.role));
+        let mut surroundings = preflight::server_findings(&self.seen.server);
+        surroundings.push(preflight::role_finding(&self.seen.role));
+        self.needs.extend(preflight::only_failed(surroundings));
         let slots = &self.seen.slots;
         if slot == SlotWork::Make && slots.used >= slots.max {
-            self.needs.push(no_slot_left(&slots.idle, slots.max));
+            self.needs
+                .push(preflight::no_slot_left(&slots.idle, slots.max));
         }
         if slots.wal_senders_max == 0 {
-            self.needs.push(Finding::failed(
-                "max_wal_senders",
-                "max_wal_senders is 0: nothing can be streamed",
-                "alter system set max_wal_senders = 10, and restart the server",
-            ));
+            self.needs.push(preflight::no_wal_senders());
         }
         if self.existing.is_some() {
             return;
@@ -545,24 +529,6 @@ impl<'a> Planner<'a> {
             ));
         }
     }
-}
-
-fn no_slot_left(idle: &[(String, String)], max: i64) -> Finding {
-    let candidates = if idle.is_empty() {
-        "all of them are in use".to_owned()
-    } else {
-        let list: Vec<String> = idle
-            .iter()
-            .map(|(name, retained)| format!("{name} (retains {retained})"))
-            .collect();
-        format!("not in use: {}", list.join(", "))
-    };
-    Finding::failed(
-        "max_replication_slots",
-        format!("all {max} replication slots are in use (53400); {candidates}"),
-        "drop one that nobody needs with select pg_drop_replication_slot('…'), or raise \
-         max_replication_slots and restart the server",
-    )
 }
 
 /// Rows that were there before the first slot are in no stream: somebody must say what becomes of

@@ -1,0 +1,467 @@
+//! Registry row and slot: whether they are this relay's, and whether the slot can carry the stream.
+//! Pure.
+
+use super::look::{Rights, Seen};
+use crate::config::{Source, TableName};
+use crate::error::DbError;
+use crate::finding::Finding;
+use crate::io::catalog::{Publication, Role, Table};
+use crate::io::registry::{Holder, Registered, Server, SlotState};
+use crate::io::sql::{quote_ident, quote_literal, quote_table, show_ident, show_table};
+
+/// What makes the table, the publication and the slot.
+pub const RUN_INIT: &str = "run `walrelay init`";
+
+/// A slot as it was found, and where.
+pub struct SlotSeen<'a> {
+    pub source: &'a Source,
+    pub server: &'a Server,
+    pub database: &'a str,
+    pub slot: Option<&'a SlotState>,
+    /// Who holds the slot that the registry names, which need not be this one.
+    pub holder: Option<&'a Holder>,
+}
+
+impl SlotSeen<'_> {
+    /// Registry and slot; and whether table, slot and publication belong together.
+    #[must_use]
+    pub fn findings(&self, seen: &Seen, table: Option<&Table>) -> (bool, Vec<Finding>) {
+        let registry = match &seen.registry {
+            Ok(registry) => registry,
+            Err(error) => return (true, self.without_the_registry(seen, error)),
+        };
+        let Some(row) = &registry.row else {
+            if let Some((rival, name)) = &registry.rival {
+                let oid = table.map(|table| table.oid);
+                let found = another_table(self.source, oid, rival, name.as_ref());
+                return (false, vec![found]);
+            }
+            return (true, vec![self.without_a_row()]);
+        };
+        let otherwise = self.named_otherwise(row);
+        if !otherwise.is_empty() {
+            return (false, otherwise);
+        }
+        let mut findings = vec![Finding::ok(
+            "registry",
+            format!("slot generation {}", row.generation),
+        )];
+        if let Some(halted) = &row.halted {
+            findings.push(Finding::warning(
+                "halted event",
+                format!(
+                    "event {} stopped the relay: {}",
+                    halted.event_id, halted.reason
+                ),
+                "see to its cause; the next start sends that event alone, before any other",
+            ));
+        }
+        if let Err(error) = &seen.slots {
+            findings.push(Finding::unknown("slot", error.to_string()));
+            return (true, findings);
+        }
+        let needs = self.needs_of_registered(row);
+        if needs.is_empty() {
+            findings.push(self.in_order(seen));
+        }
+        findings.extend(needs);
+        (true, findings)
+    }
+
+    /// The registry could not be read: what the slot itself shows is all there is to say.
+    fn without_the_registry(&self, seen: &Seen, error: &DbError) -> Vec<Finding> {
+        let mut findings = vec![Finding::unknown("registry", error.to_string())];
+        match (&seen.slots, self.slot) {
+            (Err(error), _) => findings.push(Finding::unknown("slot", error.to_string())),
+            (Ok(_), Some(slot)) => {
+                let unfit = self.slot_unfit(slot);
+                if unfit.is_empty() {
+                    findings.push(self.in_order(seen));
+                }
+                findings.extend(unfit);
+            }
+            (Ok(_), None) => findings.push(Finding::failed(
+                "slot",
+                format!("slot {} does not exist", self.source.slot),
+                RUN_INIT,
+            )),
+        }
+        findings
+    }
+
+    /// The slot does; who reads it?
+    fn in_order(&self, seen: &Seen) -> Finding {
+        let name = &self.source.slot;
+        let Some(holder) = self.holder else {
+            return Finding::ok("slot", format!("{name}, nobody reads it"));
+        };
+        let is_led = match &seen.instances {
+            Ok(instances) => instances.iter().any(|instance| instance.is_leader),
+            Err(_) => true,
+        };
+        if is_led {
+            return Finding::ok("slot", format!("{name}, read by {holder}"));
+        }
+        Finding::warning(
+            "slot",
+            format!("slot {name} is held by {holder}, which is no walrelay: `run` waits for it"),
+            format!("end it: select pg_terminate_backend({})", holder.pid),
+        )
+    }
+
+    /// What a complete or half-made registry row of this table still lacks.
+    #[must_use]
+    pub fn needs_of_registered(&self, row: &Registered) -> Vec<Finding> {
+        let named_otherwise = self.named_otherwise(row);
+        if !named_otherwise.is_empty() {
+            return named_otherwise;
+        }
+        if row.intent {
+            return vec![Finding::failed(
+                "slot",
+                format!(
+                    "`walrelay init` was interrupted while it made slot {}",
+                    self.source.slot
+                ),
+                "run `walrelay init` again: it puts this right",
+            )];
+        }
+        if let Some(need) = self.another_system(row) {
+            return vec![need];
+        }
+        match self.slot {
+            None => vec![self.slot_gone(row)],
+            Some(slot) => self.slot_unfit(slot),
+        }
+    }
+
+    /// The table is relayed through another slot or publication (two relays on one table would send
+    /// every event twice).
+    #[must_use]
+    pub fn named_otherwise(&self, row: &Registered) -> Vec<Finding> {
+        let mut needs = Vec::new();
+        let table = show_table(&self.source.table);
+        if row.slot != self.source.slot {
+            needs.push(Finding::failed(
+                "slot",
+                format!(
+                    "outbox {table} is already relayed through slot {} ({}); a second slot would \
+                     send every event twice",
+                    row.slot,
+                    self.holder
+                        .map_or("not active".to_owned(), |holder| format!(
+                            "active, {holder}"
+                        ))
+                ),
+                format!("use --slot {}, or leave --slot away", row.slot),
+            ));
+        }
+        if row.publication != self.source.publication {
+            needs.push(Finding::failed(
+                "publication",
+                format!(
+                    "outbox {table} is already relayed through publication {}",
+                    show_ident(&row.publication)
+                ),
+                format!("use --publication {}", quote_ident(&row.publication)),
+            ));
+        }
+        needs
+    }
+
+    /// Another cluster than the one that the slot was made in: a restored copy, an upgrade.
+    #[must_use]
+    pub fn another_system(&self, row: &Registered) -> Option<Finding> {
+        let (Some(then), Some(now)) = (&row.system_identifier, &self.server.system_identifier)
+        else {
+            return None;
+        };
+        (then != now).then(|| {
+            Finding::failed(
+                "server",
+                format!(
+                    "this is another cluster (system identifier {now}) than the one that slot {} \
+                     was made in ({then}): a restored copy, or an upgrade; what was delivered \
+                     cannot be told from here",
+                    row.slot
+                ),
+                start_over(row),
+            )
+            .halted()
+        })
+    }
+
+    /// The registry says that there was a slot, and it is gone: a gap.
+    #[must_use]
+    pub fn slot_gone(&self, row: &Registered) -> Finding {
+        Finding::failed(
+            "slot",
+            format!(
+                "slot {} is gone, though the registry says that it was made (generation {}): what \
+                 was committed since it vanished is in no stream",
+                row.slot, row.generation
+            ),
+            start_over(row),
+        )
+        .halted()
+    }
+
+    /// No registry row of this table: a slot, if there is one, is somebody else's.
+    #[must_use]
+    pub fn without_a_row(&self) -> Finding {
+        let name = &self.source.slot;
+        let Some(slot) = self.slot else {
+            return Finding::failed(
+                "slot",
+                format!(
+                    "slot {name} does not exist, and the registry has no row of table {}",
+                    show_table(&self.source.table)
+                ),
+                RUN_INIT,
+            );
+        };
+        let place = match slot.database.as_deref() {
+            Some(database) if database != self.database => {
+                format!(" (in database {})", quote_ident(database))
+            }
+            Some(_) => String::new(),
+            None => " (a physical one)".to_owned(),
+        };
+        Finding::failed(
+            "slot",
+            format!(
+                "slot {name} exists{place}, but walrelay did not make it for {}: nobody knows what \
+                 it has let pass",
+                show_table(&self.source.table)
+            ),
+            format!(
+                "use another name (--slot), or, if nobody needs it: select \
+                 pg_drop_replication_slot({}); then run `walrelay init`",
+                quote_literal(name)
+            ),
+        )
+    }
+
+    /// A slot that exists and cannot carry this stream.
+    #[must_use]
+    pub fn slot_unfit(&self, slot: &SlotState) -> Vec<Finding> {
+        let name = &self.source.slot;
+        let drop = format!(
+            "use another slot (--slot), or drop this one if nobody needs it: select \
+             pg_drop_replication_slot({})",
+            quote_literal(name)
+        );
+        let refused = |cause: String| Finding::failed("slot", cause, drop.clone());
+        if slot.slot_type != "logical" {
+            return vec![refused(format!("slot {name} is a physical one"))];
+        }
+        let mut needs = Vec::new();
+        if slot.database.as_deref() != Some(self.database) {
+            needs.push(refused(format!(
+                "slot {name} belongs to database {}, not to {}",
+                quote_ident(slot.database.as_deref().unwrap_or("")),
+                quote_ident(self.database)
+            )));
+        }
+        if slot.plugin.as_deref() != Some("pgoutput") {
+            needs.push(refused(format!(
+                "slot {name} was made with the output plugin {}; walrelay reads pgoutput",
+                slot.plugin.as_deref().unwrap_or("?")
+            )));
+        }
+        if slot.two_phase {
+            needs.push(refused(format!(
+                "slot {name} was made with two_phase = true: it sends transactions that can still \
+                 be rolled back"
+            )));
+        }
+        if slot.temporary {
+            needs.push(refused(format!("slot {name} is a temporary one")));
+        }
+        if slot.wal_status.as_deref() == Some("lost") {
+            needs.push(
+                Finding::failed(
+                    "slot",
+                    format!(
+                        "slot {name} is lost: the server removed WAL that it still needed \
+                     (max_slot_wal_keep_size, idle_replication_slot_timeout); what it had not sent \
+                     is in no stream"
+                    ),
+                    format!(
+                        "decide what becomes of the rows in between; then select \
+                     pg_drop_replication_slot({}), and the next start says how to go on",
+                        quote_literal(name)
+                    ),
+                )
+                .halted(),
+            );
+        }
+        needs
+    }
+}
+
+/// How to begin anew where what was delivered cannot be told.
+#[must_use]
+pub fn start_over(row: &Registered) -> String {
+    format!(
+        "to give up what is not delivered and begin anew: delete from walrelay.relay where \
+         table_oid = {}; drop publication if exists {}; select pg_drop_replication_slot(slot_name) \
+         from pg_replication_slots where slot_name = {}; then `walrelay init --existing leave` (rows that \
+         are in the table then stay unpublished; write those that matter again, with the same \
+         event_id consumers drop what they had)",
+        row.table_oid,
+        quote_ident(&row.publication),
+        quote_literal(&row.slot)
+    )
+}
+
+/// The slot or the publication belongs to another table's row: most often the table was swapped.
+#[must_use]
+pub fn another_table(
+    source: &Source,
+    table_oid: Option<u32>,
+    other: &Registered,
+    name: Option<&TableName>,
+) -> Finding {
+    let published = name.map_or_else(
+        || format!("a table that is gone (oid {})", other.table_oid),
+        |name| format!("{} (oid {})", show_table(name), other.table_oid),
+    );
+    let publication = show_ident(&other.publication);
+    let found = match table_oid {
+        Some(oid) => format!(
+            "{} is a new table (oid {oid}), not in publication {publication}; the published one is \
+             {published}, through slot {}",
+            show_table(&source.table),
+            other.slot,
+        ),
+        None => format!(
+            "slot {} and publication {publication} belong to {published}",
+            other.slot
+        ),
+    };
+    Finding::failed("registry", found, let_go(other))
+}
+
+/// How to take slot and publication from a table that is done with.
+#[must_use]
+pub fn let_go(other: &Registered) -> String {
+    format!(
+        "name another slot and publication (--slot, --publication), or, when that table is done \
+         with: select pg_drop_replication_slot({}); drop publication if exists {}; delete from \
+         walrelay.relay where table_oid = {}; then run init again",
+        quote_literal(&other.slot),
+        quote_ident(&other.publication),
+        other.table_oid
+    )
+}
+
+/// No registry row of this table: a publication, if there is one, is somebody else's.
+#[must_use]
+pub fn publication_without_a_row(source: &Source, publication: Option<&Publication>) -> Finding {
+    let name = show_ident(&source.publication);
+    if publication.is_none() {
+        return Finding::failed(
+            "publication",
+            format!("publication {name} does not exist in this database"),
+            RUN_INIT,
+        );
+    }
+    Finding::failed(
+        "publication",
+        format!("publication {name} exists, but walrelay did not make it"),
+        format!(
+            "use another name (--publication), or, if nobody needs it: drop publication {}; then run \
+             `walrelay init`",
+            quote_ident(&source.publication)
+        ),
+    )
+}
+
+#[must_use]
+pub fn no_table(name: &TableName) -> Finding {
+    Finding::failed(
+        "table",
+        format!("table {} does not exist in this database", show_table(name)),
+        "run `walrelay init`, which makes it, or name yours with --table (quoted as in SQL)",
+    )
+}
+
+#[must_use]
+pub fn no_registry_access(role: &str) -> Finding {
+    let role = quote_ident(role);
+    Finding::failed(
+        "schema walrelay",
+        format!("role {role} may not read schema walrelay (42501)"),
+        grants(&role),
+    )
+}
+
+fn grants(role: &str) -> String {
+    format!(
+        "grant usage on schema walrelay to {role}; grant select, insert, update, delete on all \
+         tables in schema walrelay to {role}"
+    )
+}
+
+/// What the role may do with what the relay keeps, and with the outbox.
+#[must_use]
+pub fn rights_findings(
+    rights: Rights,
+    role: &Role,
+    source: &Source,
+    table: Option<&Table>,
+) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let quoted = quote_ident(&role.name);
+    if rights.walrelay_exists {
+        let subject = "schema walrelay";
+        findings.push(if !rights.may_read_walrelay {
+            no_registry_access(&role.name)
+        } else if rights.may_write_walrelay {
+            Finding::ok(subject, format!("role {quoted} reads and writes it"))
+        } else {
+            Finding::warning(
+                subject,
+                format!(
+                    "role {quoted} may not write schema walrelay: it streams, but a stop cannot be \
+                     stored, so that after a restart of Postgres some events may repeat"
+                ),
+                grants(&quoted),
+            )
+        });
+    }
+    if table.is_some_and(|table| matches!(table.kind, 'r' | 'p')) {
+        findings.push(table_right(rights, &quoted, source));
+    }
+    findings
+}
+
+fn table_right(rights: Rights, role: &str, source: &Source) -> Finding {
+    let shown = show_table(&source.table);
+    let table = quote_table(&source.table);
+    if rights.row_security {
+        return Finding::failed(
+            "row security",
+            format!(
+                "row security hides rows of {shown} from role {role}: the stream would show them, and \
+                 what reads the table (gap recovery, retention, replay) would miss them"
+            ),
+            format!(
+                "alter role {role} bypassrls, or connect as the table's owner (where it is forced on \
+                 the owner, too: alter table {table} no force row level security)"
+            ),
+        );
+    }
+    if rights.may_read_table {
+        return Finding::ok("rights on the table", format!("role {role} reads {shown}"));
+    }
+    Finding::warning(
+        "rights on the table",
+        format!(
+            "role {role} may not read {shown}: it streams, but what waits in the table cannot be \
+             counted, and a gap cannot be closed"
+        ),
+        format!("grant select on {table} to {role}"),
+    )
+}

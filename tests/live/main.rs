@@ -8,6 +8,7 @@
 
 mod bad_input;
 mod check;
+mod check_command;
 mod connect;
 mod ddl;
 mod demo;

@@ -150,13 +150,13 @@ fn a_wrong_password_or_database_is_definite() {
 fn a_missing_slot_is_refused_and_a_lost_one_halts() {
     let stage = Stage::shared(Pg::V15);
     // Nothing was ever made here.
-    says(&stage.run_to_end(), 3, &["walrelay init"]);
+    stage.refused_by_both(3, &["walrelay init"]);
     stage.init();
     stage.db.connect().run(&format!(
         "select pg_drop_replication_slot('{}')",
         stage.db.slot()
     ));
-    says(&stage.run_to_end(), 4, &[&stage.db.slot()]);
+    stage.refused_by_both(4, &[&stage.db.slot()]);
 }
 
 #[test]
@@ -172,17 +172,21 @@ fn a_slot_that_is_not_ours_is_refused() {
         make(&format!(
             "select pg_create_logical_replication_slot('{slot}', 'pgoutput', false, true)"
         ));
-        says(&stage.run_to_end(), 3, &[&slot, "two_phase"]);
+        stage.refused_by_both(3, &[&slot, "two_phase"]);
         make(&format!(
             "select pg_create_physical_replication_slot('{slot}')"
         ));
-        says(&stage.run_to_end(), 3, &[&slot]);
+        stage.refused_by_both(3, &[&slot, "physical"]);
+        make(&format!(
+            "select pg_create_logical_replication_slot('{slot}', 'test_decoding')"
+        ));
+        stage.refused_by_both(3, &[&slot, "test_decoding"]);
         let other = stage.db.cluster.database();
         sql.run(&format!("select pg_drop_replication_slot('{slot}')"));
         other.connect().run(&format!(
             "select pg_create_logical_replication_slot('{slot}', 'pgoutput')"
         ));
-        says(&stage.run_to_end(), 3, &[&slot, &other.name]);
+        stage.refused_by_both(3, &[&slot, &other.name]);
     }
 }
 
@@ -191,9 +195,9 @@ fn a_publication_that_is_gone_or_covers_another_table_is_refused() {
     let stage = Stage::shared(Pg::V15);
     let sql = stage.init();
     sql.run("drop publication walrelay");
-    says(&stage.run_to_end(), 3, &["publication", "walrelay"]);
+    stage.refused_by_both(3, &["publication", "walrelay"]);
     sql.run("create table other (n int); create publication walrelay for table other");
-    says(&stage.run_to_end(), 3, &["publication", "outbox"]);
+    stage.refused_by_both(3, &["publication", "outbox"]);
 }
 
 #[test]
@@ -213,7 +217,8 @@ fn a_role_without_replication_is_refused() {
          grant select on outbox to {0}",
         stage.user
     ));
-    says(&stage.run_to_end(), 3, &["REPLICATION", &stage.user]);
+    let alter = format!("alter role \"{}\" replication", stage.user);
+    stage.refused_by_both(3, &["42501", "REPLICATION", &alter]);
     sql.run(&format!("drop owned by {0}; drop role {0}", stage.user));
 }
 
@@ -241,12 +246,12 @@ fn a_held_slot_is_waited_for() {
 
 /// A foreign reader of a slot: a replication connection that starts and then says nothing, which
 /// the server puts up with for `wal_sender_timeout`.
-struct Holder {
+pub struct Holder {
     _connection: TcpStream,
 }
 
 impl Holder {
-    fn start(stage: &Stage<'_>) -> Holder {
+    pub fn start(stage: &Stage<'_>) -> Holder {
         let mut connection =
             TcpStream::connect(("127.0.0.1", stage.db.cluster.port)).expect("the server listens");
         let mut startup = 196_608_u32.to_be_bytes().to_vec();

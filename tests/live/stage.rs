@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::kafka::{Broker, Rec};
 use crate::postgres::{Cluster, Database, Pg, Sql};
 use crate::proc::{self, eventually_says};
+use crate::refusals::says;
 use crate::relay::{Ended, Relay, run_to_end};
 
 pub const MINUTE: Duration = Duration::from_secs(60);
@@ -99,6 +100,42 @@ impl<'a> Stage<'a> {
         ]);
         args.extend(self.run_args.iter().cloned());
         args
+    }
+
+    /// A one-shot command on the same database, slot, topics and broker.
+    fn report(&self, command: &str, more: &[&str]) -> Ended {
+        let mut args = self.run_line();
+        args[0] = command.to_owned();
+        args.truncate(args.len() - self.run_args.len());
+        if command == "status" {
+            // It looks at what is there, not at Kafka.
+            let brokers = args.iter().position(|arg| arg == "--brokers");
+            let at = brokers.expect("run has them");
+            args.drain(at..at + 2);
+        }
+        let args: Vec<&str> = args
+            .iter()
+            .map(String::as_str)
+            .chain(more.iter().copied())
+            .collect();
+        run_to_end(&args, &[], MINUTE)
+    }
+
+    /// `walrelay check`.
+    pub fn check(&self, more: &[&str]) -> Ended {
+        self.report("check", more)
+    }
+
+    /// `walrelay status`.
+    pub fn status(&self, more: &[&str]) -> Ended {
+        self.report("status", more)
+    }
+
+    /// What both `check` and `run` must refuse, in these words.
+    #[track_caller]
+    pub fn refused_by_both(&self, code: i32, words: &[&str]) {
+        says(&self.check(&[]), code, words);
+        says(&self.run_to_end(), code, words);
     }
 
     /// `walrelay run` in the background.

@@ -25,6 +25,8 @@ for job in "$@"; do
         has mvn || lacks maven
         has xz || lacks xz-utils
         has setpriv || lacks util-linux
+        # A pooler in the way (case C03).
+        has pgbouncer || [ -x /usr/sbin/pgbouncer ] || lacks pgbouncer
         ;;
     bench)
         # pg_recvlogical, which the drain is measured against.

@@ -26,7 +26,7 @@ pub enum Command {
     Run(Box<RunCli>),
     Demo(DemoCli),
     Check(Box<CheckCli>),
-    Status(StatusCli),
+    Status(Box<StatusCli>),
     #[command(hide = true, disable_help_flag = true)]
     Prune(NotBuilt),
     #[command(hide = true, disable_help_flag = true)]
@@ -114,6 +114,10 @@ pub struct RecordCli {
 
 /// Look at every requirement of `run`, say what is missing, change nothing
 #[derive(Debug, Default, Args)]
+#[command(
+    after_help = "Exit code: 0, `run` can start (there may be warnings); 3, something is in its way; 4, a\n\
+                  decision is; 2, wrong usage. The last line on stderr then says what to do."
+)]
 pub struct CheckCli {
     #[command(flatten)]
     pub source: SourceCli,
@@ -130,9 +134,17 @@ pub struct CheckCli {
 
 /// Say how far the relay is and what holds it up; works while it is down
 #[derive(Debug, Default, Args)]
+#[command(
+    after_help = "Exit code: 0, a leader streams and nothing is wrong; 3, something needs attention (no relay\n\
+                  runs, it is not ready, the database cannot be reached, the slot is missing, ...); 4, an\n\
+                  event or a gap waits for a decision; 2, wrong usage. The last line on stderr then says\n\
+                  what to do."
+)]
 pub struct StatusCli {
     #[command(flatten)]
     pub source: SourceCli,
+    #[command(flatten)]
+    pub record: RecordCli,
     /// Where the relay's own metrics and health are [default: 127.0.0.1:9187]
     #[arg(long, value_name = "ADDRESS")]
     pub http: Option<String>,

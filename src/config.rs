@@ -112,6 +112,7 @@ pub struct CheckConfig {
 #[derive(Clone, Debug)]
 pub struct StatusConfig {
     pub source: Source,
+    pub mapping: Mapping,
     pub http: Http,
     pub json: bool,
 }
@@ -191,7 +192,7 @@ impl Config {
                 let layers = Layers::read(around, args.common.config.as_deref())?;
                 Ok(Config {
                     log: log_format(&layers, around, args.common.log.clone())?,
-                    task: Task::Status(Box::new(status(&layers, around, args)?)),
+                    task: Task::Status(Box::new(status(&layers, around, *args)?)),
                 })
             }
             Command::Run(args) => {
@@ -286,6 +287,7 @@ fn status(
     args: cli::StatusCli,
 ) -> Result<StatusConfig, Failure> {
     Ok(StatusConfig {
+        mapping: mapping::mapping(layers, args.record)?,
         source: source(layers, around, args.source)?,
         http: http(layers, args.http)?,
         json: args.json,

@@ -16,7 +16,7 @@ pub mod preflight;
 pub mod registry;
 pub mod side;
 pub mod slot;
-mod slot_view;
+pub mod slot_view;
 pub mod sql;
 pub mod standing;
 mod tls;

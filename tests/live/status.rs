@@ -1,0 +1,242 @@
+//! `walrelay status`: from the database, from the relay, with either of them away.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::check_command::Said;
+use crate::kafka::Broker;
+use crate::postgres::{Cluster, Pg, Sql, Stop};
+use crate::proc::{self, eventually};
+use crate::refusals::{Holder, says};
+use crate::relay::{Ended, Relay, run_to_end};
+use crate::stage::{MINUTE, Stage};
+
+fn json(ended: &Ended) -> Value {
+    serde_json::from_str(&ended.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}\n{}", ended.stdout, ended.stderr))
+}
+
+fn insert(sql: &Sql, event_type: &str, rows: usize) {
+    sql.run(&format!(
+        "insert into outbox (event_id, aggregate_type, aggregate_id, event_type, payload)
+         select gen_random_uuid(), 't', 'k', '{event_type}', '{{}}' from generate_series(1, {rows})"
+    ));
+}
+
+/// A stage whose relay answers at an address of its own, and that address.
+fn with_http(pg: Pg) -> (Stage<'static>, String) {
+    let mut stage = Stage::shared(pg);
+    let address = format!("127.0.0.1:{}", proc::free_port());
+    stage.run_args = vec!["--http".to_owned(), address.clone()];
+    (stage, address)
+}
+
+#[test]
+fn a_relay_that_streams_is_0_and_all_is_known_of_it() {
+    let (stage, address) = with_http(Pg::V18);
+    let sql = stage.init();
+    let mut relay = stage.run();
+    insert(&sql, "placed", 3);
+    stage.records(3);
+    stage.wait_confirmed(MINUTE);
+    let ended = eventually(MINUTE, "it is ready", || {
+        let ended = stage.status(&["--json", "--http", &address]);
+        (ended.code == 0).then_some(ended)
+    });
+    let said = json(&ended);
+    assert_eq!(said["ok"], true);
+    assert_eq!(said["slot"], stage.db.slot());
+    assert_eq!(said["relay"]["ready"], true, "{said:#}");
+    let holder = sql.one("select pid from pg_locks where locktype = 'advisory' and mode = 'ExclusiveLock'
+         and database = (select oid from pg_database where datname = current_database())");
+    assert_eq!(said["leader"]["pid"].to_string(), holder);
+    assert_eq!(said["standbys"], Value::Array(Vec::new()));
+    assert!(said["last_delivered_lsn"].is_string(), "{said:#}");
+    assert!(said["retained_bytes"].is_u64(), "{said:#}");
+    assert!(said["safe_wal_size"].is_u64(), "{said:#}");
+    let text = stage.status(&["--http", &address]).stdout;
+    assert!(text.contains("ready since"), "{text}");
+    relay.stop();
+}
+
+#[test]
+fn while_the_relay_is_down_the_rows_that_wait_are_counted_by_event_type() {
+    for pg in [Pg::V15, Pg::V18] {
+        let (stage, address) = with_http(pg);
+        let sql = stage.init();
+        let mut relay = stage.run();
+        insert(&sql, "placed", 5);
+        stage.records(5);
+        stage.wait_confirmed(MINUTE);
+        relay.stop();
+        insert(&sql, "placed", 2);
+        insert(&sql, "paid", 1);
+        let ended = stage.status(&["--json", "--http", &address]);
+        says(&ended, 3, &["no relay of public.outbox runs", "walrelay run"]);
+        let said = json(&ended);
+        // The stop that is stored tells what was delivered: none of the five is counted again.
+        assert_eq!(said["waiting_rows"], 3, "{said:#}");
+        assert_eq!(said["waiting_is_at_most"], false);
+        let mut by_type: Vec<(String, i64)> = said["waiting_by_event_type"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|w| (w["event_type"].to_string(), w["rows"].as_i64().unwrap_or(-1)))
+            .collect();
+        by_type.sort();
+        assert_eq!(by_type, [("\"paid\"".to_owned(), 1), ("\"placed\"".to_owned(), 2)]);
+        assert!(said["lag_seconds"].is_f64(), "{said:#}");
+        assert_eq!(said["relay"], Value::Null);
+        assert_eq!(said["leader"], Value::Null);
+        Said::of(&ended).expect("process", "unknown", &[&address]);
+    }
+}
+
+#[test]
+fn an_age_grows_while_nothing_moves() {
+    let (stage, address) = with_http(Pg::V16);
+    let sql = stage.init();
+    insert(&sql, "placed", 1);
+    let age = || {
+        let said = json(&stage.status(&["--json", "--http", &address]));
+        said["lag_seconds"].as_f64().expect("an age")
+    };
+    let first = age();
+    eventually(MINUTE, "it is older", || (age() > first + 0.5).then_some(()));
+}
+
+#[test]
+fn what_nobody_tells_is_unknown_and_never_zero() {
+    let (stage, address) = with_http(Pg::V17);
+    let sql = stage.init();
+    insert(&sql, "placed", 2);
+    sql.run("alter table outbox drop column xid; alter table outbox drop column created_at");
+    let ended = stage.status(&["--json", "--http", &address]);
+    let said = json(&ended);
+    assert_eq!(said["waiting_rows"], Value::Null);
+    assert_eq!(said["lag_seconds"], Value::Null);
+    assert_eq!(said["last_delivered_commit_time"], Value::Null);
+    Said::of(&ended).expect("undelivered rows", "unknown", &["no column xid"]);
+    Said::of(&ended).expect("last delivered", "unknown", &[]);
+}
+
+#[test]
+fn without_the_database_the_relay_still_tells() {
+    let cluster = Cluster::start(Pg::V15);
+    let mut stage = Stage::on(&cluster, Broker::shared());
+    let address = format!("127.0.0.1:{}", proc::free_port());
+    stage.run_args = vec!["--http".to_owned(), address.clone()];
+    let sql = stage.init();
+    let relay = stage.run();
+    insert(&sql, "placed", 1);
+    stage.records(1);
+    stage.wait_confirmed(MINUTE);
+    drop(sql);
+    cluster.stop(Stop::Fast);
+    let ended = stage.status(&["--json", "--http", &address]);
+    says(&ended, 3, &["refused the connection"]);
+    let said = json(&ended);
+    assert_eq!(said["relay"]["slot"], stage.db.slot());
+    assert!(said["last_delivered_lsn"].is_string(), "{said:#}");
+    assert_eq!(said["leader"], Value::Null);
+    cluster.up();
+    drop(relay);
+    // And with both away.
+    let nowhere = format!("postgresql://u@127.0.0.1:{}/d", proc::free_port());
+    let args = ["status", "--database-url", &nowhere, "--http", &address];
+    says(&run_to_end(&args, &[], MINUTE), 3, &["refused the connection"]);
+}
+
+#[test]
+fn leader_and_standbys_are_named_and_a_strange_relay_is_not_believed() {
+    let (stage, address) = with_http(Pg::V18);
+    stage.init();
+    let mut first = stage.run();
+    first.wait_for("it leads", MINUTE, |line| line.has("lead"));
+    let other = format!("127.0.0.1:{}", proc::free_port());
+    let (url, slot, brokers) = (stage.db.url(), stage.db.slot(), stage.broker.bootstrap());
+    let topic = format!("{}.t", stage.prefix);
+    let mut second = Relay::start(
+        &[
+            "run", "--database-url", &url, "--slot", &slot, "--brokers", &brokers, "--topic",
+            &topic, "--http", &other,
+        ],
+        &[],
+    );
+    let said = eventually(MINUTE, "both are there", || {
+        let said = json(&stage.status(&["--json", "--http", &address]));
+        (said["standbys"].as_array().map(Vec::len) == Some(1)).then_some(said)
+    });
+    assert_ne!(said["leader"]["pid"], said["standbys"][0]["pid"]);
+    // The standby's own address is as good.
+    let ended = eventually(MINUTE, "the standby answers", || {
+        let ended = stage.status(&["--json", "--http", &other]);
+        (json(&ended)["relay"] != Value::Null).then_some(ended)
+    });
+    Said::of(&ended).expect("process", "ok", &["stands by"]);
+    // Another slot's relay at the address that was asked.
+    let (stranger, _) = with_http(Pg::V18);
+    stranger.init();
+    let ended = stranger.status(&["--json", "--http", &address]);
+    Said::of(&ended).expect("process", "unknown", &[&slot, "not this one"]);
+    assert_eq!(json(&ended)["last_delivered_lsn"], Value::Null);
+    second.stop();
+    first.stop();
+}
+
+#[test]
+fn a_missing_slot_is_3_or_4_as_for_run_and_a_strange_reader_is_3() {
+    let (stage, address) = with_http(Pg::V16);
+    let http = ["--http", &address];
+    let ended = stage.status(&http);
+    says(&ended, 3, &["walrelay init"]);
+    let sql = stage.init();
+    let holder = Holder::start(&stage);
+    says(&stage.status(&http), 3, &["no walrelay"]);
+    drop(holder);
+    let slot = stage.db.slot();
+    eventually(MINUTE, "the slot is dropped", || {
+        sql.try_run(&format!("select pg_drop_replication_slot('{slot}')"))
+            .ok()
+    });
+    let ended = stage.status(&http);
+    assert!(ended.stderr.contains(&format!("slot {slot} is gone")), "{}", ended.stderr);
+}
+
+#[test]
+fn an_event_that_stopped_the_relay_is_4_with_its_id() {
+    let (stage, address) = with_http(Pg::V18);
+    let sql = stage.init();
+    sql.run(
+        "alter table outbox alter column aggregate_id drop not null;
+         insert into outbox (event_id, aggregate_type, aggregate_id, event_type, payload)
+         values ('a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a12', 't', null, 'e', '{}')",
+    );
+    assert_eq!(stage.run_to_end().code, 4);
+    let ended = stage.status(&["--http", &address, "--json"]);
+    assert!(
+        ended.stderr.contains("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a12"),
+        "{}",
+        ended.stderr
+    );
+    assert_eq!(
+        json(&ended)["halted_event"],
+        "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a12"
+    );
+}
+
+#[test]
+fn who_holds_the_slot_back_is_named() {
+    let cluster = Cluster::start(Pg::V17);
+    let stage = Stage::on(&cluster, Broker::shared());
+    let sql = stage.init();
+    let address = format!("127.0.0.1:{}", proc::free_port());
+    sql.run("begin; select pg_current_xact_id(); prepare transaction 'forgotten one'");
+    // A minute is long for a test: the clock that the server goes by cannot be turned, so that
+    // only the young one's absence is seen here, and the words in the unit tests.
+    let said = Said::of(&stage.status(&["--json", "--http", &address]));
+    said.expect("held back by", "ok", &[]);
+    sql.run("rollback prepared 'forgotten one'");
+    std::hint::black_box(Duration::ZERO);
+}

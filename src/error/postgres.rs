@@ -70,7 +70,10 @@ fn server(sqlstate: &str, said: &str, hint: Option<&str>, db: Peer<'_>) -> (Exit
              (PgBouncer does from 1.23 on, in session mode)"
                 .to_owned()
         }
-        "08P01" => "connect to Postgres itself, without a pooler or proxy in between".to_owned(),
+        // Statements that we prepared are another session's, or gone.
+        "26000" | "42P05" | "08P01" => {
+            "connect to Postgres itself, without a pooler or proxy in between".to_owned()
+        }
         "53300" => "wait until a connection is free, or raise max_wal_senders and max_connections \
                     and restart the server"
             .to_owned(),

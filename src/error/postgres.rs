@@ -18,12 +18,9 @@ pub struct Peer<'a> {
 #[must_use]
 pub fn failure(error: &DbError, db: Peer<'_>) -> Failure {
     let (exit, remedy) = match error {
-        DbError::Unreachable(_) => (
+        DbError::Unreachable(text) => (
             Exit::Refused,
-            format!(
-                "start the server, or correct where it is (now {}); `run` keeps trying by itself",
-                db.places
-            ),
+            format!("{}; `run` keeps trying by itself", unreachable(text, db)),
         ),
         DbError::Tls(text) => (Exit::Refused, tls(text)),
         DbError::Auth(text) => (Exit::Refused, auth(text, db)),
@@ -143,8 +140,15 @@ fn not_admitted(said: &str, db: Peer<'_>) -> String {
         );
     }
     if said.contains("client certificate") {
-        return "client certificates are not built yet: let pg_hba.conf ask for scram-sha-256"
+        return "set sslcert and sslkey to a certificate and its key that the server's ssl_ca_file \
+                vouches for (the usual ones are ~/.postgresql/postgresql.crt and .key)"
             .to_owned();
+    }
+    if said.contains("certificate authentication failed") {
+        return format!(
+            "show a certificate whose common name is {user} (sslcert, sslkey), or map its name to \
+             the role in pg_ident.conf"
+        );
     }
     let client = between(said, "host \"", "\"").unwrap_or("<address>");
     let (kind, address) = match client {
@@ -152,10 +156,15 @@ fn not_admitted(said: &str, db: Peer<'_>) -> String {
         _ if said.contains("SSL encryption") => ("hostssl", mask(client)),
         _ => ("host", mask(client)),
     };
+    let other_way = if kind == "host" && said.contains("no encryption") {
+        "connect with TLS where a hostssl line admits this role (sslmode=require), or "
+    } else {
+        ""
+    };
     format!(
-        "add to pg_hba.conf, above the lines that refuse, and reload (select pg_reload_conf()): \
-         {kind} {} {user}{address} scram-sha-256 — with the database's name: the keyword \
-         `replication` is for physical replication only",
+        "{other_way}add to pg_hba.conf, above the lines that refuse, and reload \
+         (select pg_reload_conf()): {kind} {} {user}{address} scram-sha-256 — with the database's \
+         name: the keyword `replication` is for physical replication only",
         quoted(db.dbname)
     )
 }
@@ -228,18 +237,42 @@ fn not_in_state(said: &str) -> (Exit, String) {
     )
 }
 
+/// The four ways of not being there, told apart by the words of `io::connect`.
+fn unreachable(text: &str, db: Peer<'_>) -> String {
+    let remedy = if text.contains("none of the hosts is the primary") {
+        "start or promote the primary, or add it to the list (now {})"
+    } else if text.contains("cannot resolve") {
+        "correct the host's name (now {}), or look at this machine's resolver (/etc/resolv.conf)"
+    } else if text.contains("without an answer") {
+        "correct host and port (now {}), or look for a firewall in between that drops packets"
+    } else {
+        "start the server, or correct where it is (now {})"
+    };
+    remedy.replace("{}", db.places)
+}
+
 fn tls(text: &str) -> String {
-    let remedy = if text.contains("offers no TLS") {
+    let remedy = if text.contains("sslnegotiation=direct") {
+        "leave sslnegotiation out: TLS from the first byte is spoken by Postgres 17 and later"
+    } else if text.contains("offers no TLS") {
         "switch TLS on at the server (ssl = on), or allow plain text: sslmode=prefer or disable"
     } else if text.contains("name mismatch") {
         "connect by a name that the certificate is for, or have the server's certificate made for \
          this one"
     } else if text.contains("unknown authority") {
         "set sslrootcert to the certificate of the authority that signed the server's"
-    } else if text.contains("needs sslmode=verify-full") {
-        "set sslmode=verify-full, or name a file with the authority's certificate"
     } else if text.contains("sslrootcert") {
-        "set sslrootcert to a readable file with certificates in PEM form"
+        "set sslrootcert to a readable file with certificates in PEM form, or to system; to leave \
+         the server's certificate unlooked at: sslmode=require"
+    } else if text.contains("sslpassword") {
+        "give the password of the key in sslpassword, or a key that is not encrypted"
+    } else if text.contains("may use it") {
+        "chmod 0600 the file of sslkey"
+    } else if text.contains("sslkey") || text.contains("sslcert") || text.contains("sslcrl") {
+        "name a readable file in PEM form, the key being the certificate's own"
+    } else if text.contains("refuses our side") {
+        "set sslcert and sslkey to a certificate that the server's ssl_ca_file vouches for and that \
+         has not expired, and look at the server's log"
     } else if text.contains("refused") {
         "have the server's certificate renewed, or look at both machines' clocks"
     } else {
@@ -249,6 +282,24 @@ fn tls(text: &str) -> String {
 }
 
 fn auth(text: &str, db: Peer<'_>) -> String {
+    if text.contains("is ignored") {
+        return "chmod 0600 the password file, or give the password in PGPASSWORD".to_owned();
+    }
+    if text.contains("require_auth") {
+        return "let pg_hba.conf ask this role for a method that require_auth allows, or change \
+                require_auth"
+            .to_owned();
+    }
+    if text.contains("channel_binding") {
+        return "let pg_hba.conf ask this role for scram-sha-256 and connect over TLS \
+                (sslmode=require or better), or set channel_binding=prefer"
+            .to_owned();
+    }
+    if text.contains("clear text") {
+        return "set sslmode=require, or let pg_hba.conf ask this role for scram-sha-256; where the \
+                network may know the password: require_auth=password"
+            .to_owned();
+    }
     if text.contains("no password") {
         return format!(
             "give the password of role {} in PGPASSWORD, a password file (PGPASSFILE) or the \
@@ -256,8 +307,7 @@ fn auth(text: &str, db: Peer<'_>) -> String {
             quoted(db.user)
         );
     }
-    "let pg_hba.conf ask this role for scram-sha-256; in clear text only over TLS (sslmode=require)"
-        .to_owned()
+    "let pg_hba.conf ask this role for scram-sha-256".to_owned()
 }
 
 fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
@@ -328,6 +378,34 @@ mod tests {
             remedy.contains("local \"app\" \"walrelay\" scram-sha-256"),
             "{remedy}"
         );
+    }
+
+    /// Case C13.
+    #[test]
+    fn what_is_not_there_is_told_apart() {
+        let remedy = |text: &str| failure(&DbError::Unreachable(text.to_owned()), PEER).remedy;
+        for (text, word) in [
+            (
+                "cannot connect to x: 10.0.0.1 refused the connection",
+                "start the server",
+            ),
+            ("cannot resolve the host name \"db\": unknown", "resolver"),
+            (
+                "cannot connect to x: 10.0.0.1 timed out after 2 s without an answer",
+                "firewall",
+            ),
+            (
+                "none of the hosts is the primary: x is a standby",
+                "promote",
+            ),
+        ] {
+            let remedy = remedy(text);
+            assert!(
+                remedy.contains(word) && remedy.contains("db.example"),
+                "{remedy}"
+            );
+            assert!(remedy.contains("keeps trying"), "{remedy}");
+        }
     }
 
     #[test]

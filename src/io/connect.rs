@@ -9,6 +9,7 @@
 mod open;
 mod stream;
 
+use std::sync::Once;
 use std::time::Duration;
 
 use super::conversation::Conversation;
@@ -186,7 +187,12 @@ async fn log_in(
     let is_tls = matches!(stream, Stream::Tls(_));
     let (password, passfile_ignored) = match db.password_for(host) {
         Ok(password) => (password, None),
-        Err(ignored) => (None, Some(ignored.0)),
+        Err(ignored) => {
+            // Once: each connect would say it again.
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| tracing::warn!("{}", ignored.0));
+            (None, Some(ignored.0))
+        }
     };
     let credentials = Credentials {
         user: &db.user,

@@ -123,6 +123,11 @@ impl Setup {
     ) -> DbError {
         let verdict = ssl.verify_result();
         let text = if verdict == X509VerifyResult::OK || self.check == Check::Nothing {
+            if error.ssl_error().is_none() && self.negotiation == Negotiation::Direct {
+                return DbError::Tls(format!(
+                    "sslnegotiation=direct: {host} ends the connection when TLS is begun"
+                ));
+            }
             if let Some(io) = error.io_error() {
                 return DbError::Unreachable(format!("the connection broke during TLS: {io}"));
             }

@@ -1,17 +1,8 @@
 //! Ways to reach Postgres: sockets, passwords, TLS, the PG* variables, a role that may not write.
 
-use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use openssl::asn1::Asn1Time;
-use openssl::bn::BigNum;
-use openssl::hash::MessageDigest;
-use openssl::pkey::{PKey, Private};
-use openssl::rsa::Rsa;
-use openssl::x509::extension::{BasicConstraints, SubjectAlternativeName};
-use openssl::x509::{X509, X509Name};
-
+use crate::certs::Authority;
 use crate::kafka::Broker;
 use crate::postgres::{Cluster, Pg, Stop};
 use crate::proc;
@@ -148,9 +139,9 @@ fn scram_and_every_sslmode_do_what_they_say() {
 
 /// Turns TLS on, and lets the role `app` in over nothing else.
 fn serve_tls(cluster: &Cluster, ca: &Authority) {
-    let (certificate, key) = ca.sign("localhost", &["127.0.0.1"]);
-    cluster.put("server.crt", &certificate);
-    cluster.put("server.key", &key);
+    let signed = ca.sign("localhost", &["localhost", "127.0.0.1"]);
+    cluster.put("server.crt", &signed.certificate());
+    cluster.put("server.key", &signed.key());
     cluster.configure(&["ssl = on", "listen_addresses = '127.0.0.1, 127.0.0.2'"]);
     cluster.hba(&[
         "local all all trust",
@@ -158,88 +149,6 @@ fn serve_tls(cluster: &Cluster, ca: &Authority) {
         "host all postgres 127.0.0.0/8 trust",
     ]);
     cluster.restart(Stop::Fast);
-}
-
-/// A certificate authority of one test.
-struct Authority {
-    file: PathBuf,
-    certificate: X509,
-    key: PKey<Private>,
-}
-
-impl Authority {
-    fn new(name: &str) -> Authority {
-        let key = key();
-        let certificate = certificate(name, &key, None);
-        let file = proc::dir("ca").join("ca.crt");
-        fs::write(&file, certificate.to_pem().expect("PEM")).expect("the directory is ours");
-        Authority {
-            file,
-            certificate,
-            key,
-        }
-    }
-
-    /// A server's certificate and key, as PEM.
-    fn sign(&self, dns: &str, addresses: &[&str]) -> (Vec<u8>, Vec<u8>) {
-        let key = key();
-        let signed = certificate(dns, &key, Some((self, dns, addresses)));
-        (
-            signed.to_pem().expect("PEM"),
-            key.private_key_to_pem_pkcs8().expect("PEM"),
-        )
-    }
-}
-
-fn key() -> PKey<Private> {
-    let rsa = Rsa::generate(2048).expect("a key");
-    PKey::from_rsa(rsa).expect("a key")
-}
-
-fn certificate(
-    name: &str,
-    key: &PKey<Private>,
-    signer: Option<(&Authority, &str, &[&str])>,
-) -> X509 {
-    let subject = {
-        let mut subject = X509Name::builder().expect("a name");
-        subject
-            .append_entry_by_text("CN", name)
-            .expect("a plain name");
-        subject.build()
-    };
-    let mut builder = X509::builder().expect("a certificate");
-    let make =
-        |builder: &mut openssl::x509::X509Builder| -> Result<(), openssl::error::ErrorStack> {
-            builder.set_version(2)?;
-            let serial = BigNum::from_u32(u32::try_from(proc::unique()).unwrap_or(1))?;
-            builder.set_serial_number(serial.to_asn1_integer()?.as_ref())?;
-            builder.set_subject_name(&subject)?;
-            builder.set_pubkey(key)?;
-            builder.set_not_before(Asn1Time::days_from_now(0)?.as_ref())?;
-            builder.set_not_after(Asn1Time::days_from_now(2)?.as_ref())?;
-            match signer {
-                None => {
-                    builder.set_issuer_name(&subject)?;
-                    builder.append_extension(BasicConstraints::new().critical().ca().build()?)?;
-                    builder.sign(key, MessageDigest::sha256())
-                }
-                Some((ca, dns, addresses)) => {
-                    builder.set_issuer_name(ca.certificate.subject_name())?;
-                    let mut names = SubjectAlternativeName::new();
-                    names.dns(dns);
-                    for address in addresses {
-                        names.ip(address);
-                    }
-                    let context = builder.x509v3_context(Some(&ca.certificate), None);
-                    let names = names.build(&context)?;
-                    builder.append_extension(names)?;
-                    builder.sign(&ca.key, MessageDigest::sha256())
-                }
-            }
-        };
-    make(&mut builder).expect("a certificate of plain parts");
-    builder.build()
 }
 
 #[test]

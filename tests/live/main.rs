@@ -7,6 +7,7 @@
 #![allow(dead_code)]
 
 mod bad_input;
+mod certs;
 mod check;
 mod check_command;
 mod connect;
@@ -15,6 +16,7 @@ mod demo;
 mod faults_kafka;
 mod faults_postgres;
 mod faults_relay;
+mod hosts;
 mod init;
 mod init_surroundings;
 mod kafka;
@@ -32,3 +34,4 @@ mod rows;
 mod servers;
 mod stage;
 mod stream;
+mod tls;

@@ -110,6 +110,28 @@ impl Cluster {
         cluster
     }
 
+    /// A standby of `primary`, which is stopped for a moment: it answers, and waits for WAL that
+    /// does not come.
+    pub fn standby(primary: &Cluster) -> Cluster {
+        primary.stop(Stop::Fast);
+        let copy = primary.copy_data();
+        primary.up();
+        let dir = proc::dir(&format!("pg{}", primary.pg.number()));
+        if proc::unprivileged().is_some() {
+            own(&dir);
+        }
+        let cluster = Cluster {
+            pg: primary.pg,
+            port: proc::free_port(),
+            dir,
+            server: Mutex::new(None),
+        };
+        fs::rename(&copy, cluster.data()).expect("both are in one directory");
+        cluster.put("standby.signal", b"");
+        cluster.up();
+        cluster
+    }
+
     pub fn data(&self) -> PathBuf {
         self.dir.join("data")
     }

@@ -7,7 +7,6 @@ use std::path::Path;
 use openssl::pkey::{PKey, Private};
 use openssl::ssl::SslConnectorBuilder;
 
-use super::setup;
 use crate::config::{Pem, Tls};
 use crate::error::DbError;
 
@@ -32,14 +31,16 @@ pub fn set(builder: &mut SslConnectorBuilder, tls: &Tls) -> Result<(), DbError> 
         return Err(unusable(&"sslkey is missing, the key that belongs to it"));
     };
     let private = private_key(key, tls.password.as_deref())?;
-    builder.set_private_key(&private).map_err(|e| setup(&e))?;
-    builder.check_private_key().map_err(|_| {
-        DbError::Tls(format!(
+    let is_its_own =
+        builder.set_private_key(&private).is_ok() && builder.check_private_key().is_ok();
+    if !is_its_own {
+        return Err(DbError::Tls(format!(
             "sslkey {}: it does not belong to sslcert {}",
             key.display(),
             cert.display()
-        ))
-    })
+        )));
+    }
+    Ok(())
 }
 
 fn private_key(path: &Path, password: Option<&str>) -> Result<PKey<Private>, DbError> {

@@ -1,7 +1,7 @@
 //! The replication session: opened, recognised, ended.
 
 use super::{
-    Close, Failure, Feedback, Lead, Lsn, Machine, Moment, Notice, OpenError, Opened, Order,
+    Close, Exit, Failure, Feedback, Lead, Lsn, Machine, Moment, Notice, OpenError, Opened, Order,
     OtherHistory, Producer, Purge, Reopen, Stream, StreamEnd, moved_slot,
 };
 
@@ -61,6 +61,13 @@ impl Machine {
             OpenError::Later(why) => {
                 self.closed_because = Some(why.clone());
                 self.remind(Notice::StreamEnded(why), now);
+            }
+            // As for the side session: what was right before (a password, a line of pg_hba.conf) may
+            // be put right again, and the slot waits.
+            OpenError::Never(failure)
+                if self.identity.is_some() && failure.exit == Exit::Refused =>
+            {
+                self.remind(Notice::StreamEnded(failure.one_line()), now);
             }
             OpenError::Never(failure) => self.fail(failure, None, now),
         }

@@ -20,7 +20,7 @@ use crate::io::{connect, kafka, topics};
 /// All questions to the database together: ten round trips and some work on small catalogs.
 const LOOK_WITHIN: Duration = Duration::from_secs(10);
 /// No single one of them may take long: a lock on a catalog would be one to wait for.
-const STATEMENT_TIMEOUT: &str = "set statement_timeout = '5s'; set lock_timeout = '1s'";
+const STATEMENT_TIMEOUT: &str = "set statement_timeout = '2s'; set lock_timeout = '1s'";
 const KAFKA_WITHIN: Duration = Duration::from_secs(5);
 
 /// # Errors

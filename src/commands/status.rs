@@ -174,10 +174,9 @@ async fn look_at(side: &Side, config: &StatusConfig, relay: &Relay) -> Result<Ba
         (None, _) => None,
     };
     let is_all_confirmed = slot.is_some_and(|slot| slot.lag_bytes == Some(0));
-    let waiting = if is_all_confirmed && waiting.is_ok() {
-        Ok(Some(Vec::new()))
-    } else {
-        waiting
+    let waiting = match waiting {
+        Ok(_) if is_all_confirmed => Ok(Some(Vec::new())),
+        waiting => waiting,
     };
     Ok(Base {
         seen,

@@ -97,15 +97,15 @@ pub async fn before_run(
     if let Some(error) = seen.broken() {
         return Err(NotReady::Db(error.clone()));
     }
-    if let Err(error) = &seen.slots {
-        return Err(NotReady::Db(error.clone()));
-    }
     let findings: Vec<Finding> = judge(&seen, source, mapping)
         .into_iter()
         .flat_map(|group| group.findings)
         .collect();
     if let Some(failure) = finding::failure(&findings) {
         return Err(NotReady::Refused(failure));
+    }
+    if let Some(error) = seen.unanswered() {
+        return Err(NotReady::Db(error.clone()));
     }
     let slot = seen.slot(&source.slot).map(|slot| slot.state.clone());
     match (seen.registry?.row, slot) {

@@ -27,7 +27,8 @@ pub struct Waiting {
 /// it there may be delivered rows among those that are counted. `None`: the table has no column to tell them by.
 ///
 /// Every transaction that is not confirmed has an xid from the slot's `catalog_xmin` on: below it
-/// all had ended at a position that is confirmed. The BRIN index finds the rows from there on.
+/// all had ended at a position that is confirmed. The BRIN index finds the rows from there on. (A
+/// slot that is gone or lost has none: then every row counts.)
 ///
 /// # Errors
 /// 57014 where it took too long; or what the server says.
@@ -51,10 +52,10 @@ pub async fn waiting(
     if let Some((xid, _)) = column(Part::Xid).filter(|(_, kind)| *kind == "xid8") {
         params.push(&slot);
         conditions.push(format!(
-            "({xid}::text::bigint) >= (select n.next - (n.next - s.catalog_xmin::text::bigint) \
+            "({xid}::text::bigint) >= coalesce((select n.next - (n.next - s.catalog_xmin::text::bigint) \
                % 4294967296 from pg_catalog.pg_replication_slots s, \
                (select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint) \
-               n (next) where s.slot_name = ${}::text)",
+               n (next) where s.slot_name = ${}::text), 0)",
             params.len()
         ));
     }

@@ -32,7 +32,12 @@ pub async fn of_table(
         vec![Vec::new()]
     } else {
         let read = newest(client, table, &columns).await;
-        read.map_err(|error| format!("the newest rows cannot be read: {error}"))?
+        read.map_err(|error| match error.sqlstate() {
+            "42P01" | "3F000" => {
+                "there is no table yet, and topics are known from its rows".to_owned()
+            }
+            _ => format!("the newest rows cannot be read: {error}"),
+        })?
     };
     for row in &rows {
         let values = row.iter().map(|value| value.as_deref().map(str::as_bytes));

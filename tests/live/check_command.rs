@@ -332,7 +332,9 @@ fn d07_a_table_under_an_old_name_is_told_from_the_published_one() {
         sql.run(swap);
         let oid = sql.one("select 'outbox'::regclass::oid");
         let new = format!("public.outbox is a new table (oid {oid})");
-        stage.refused_by_both(3, &[&new, "the published one is"]);
+        let words = [new.as_str(), "the published one is"];
+        stage.refused_by_both(3, &words);
+        says(&stage.status(&["--http", "off"]), 3, &words);
     }
 }
 

@@ -33,5 +33,6 @@ mod relay;
 mod rows;
 mod servers;
 mod stage;
+mod status;
 mod stream;
 mod tls;

@@ -98,6 +98,10 @@ impl<'a> Stage<'a> {
                 .clone()
                 .unwrap_or_else(|| format!("{}.{{aggregate_type}}", self.prefix)),
         ]);
+        // Relays of other tests run beside this one, and an address can be had but once.
+        if !self.run_args.iter().any(|arg| arg == "--http") {
+            args.extend(["--http".to_owned(), "off".to_owned()]);
+        }
         args.extend(self.run_args.iter().cloned());
         args
     }
@@ -106,7 +110,8 @@ impl<'a> Stage<'a> {
     fn report(&self, command: &str, more: &[&str]) -> Ended {
         let mut args = self.run_line();
         args[0] = command.to_owned();
-        args.truncate(args.len() - self.run_args.len());
+        let of_run = args.iter().position(|arg| arg == "--http");
+        args.truncate(of_run.expect("run says so").min(args.len() - self.run_args.len()));
         if command == "status" {
             // It looks at what is there, not at Kafka.
             let brokers = args.iter().position(|arg| arg == "--brokers");

@@ -1,7 +1,5 @@
 //! `walrelay status`: from the database, from the relay, with either of them away.
 
-use std::time::Duration;
-
 use serde_json::Value;
 
 use crate::check_command::Said;
@@ -40,16 +38,20 @@ fn a_relay_that_streams_is_0_and_all_is_known_of_it() {
     insert(&sql, "placed", 3);
     stage.records(3);
     stage.wait_confirmed(MINUTE);
+    let mut last = String::new();
     let ended = eventually(MINUTE, "it is ready", || {
         let ended = stage.status(&["--json", "--http", &address]);
+        last = ended.stderr.clone();
         (ended.code == 0).then_some(ended)
     });
     let said = json(&ended);
     assert_eq!(said["ok"], true);
     assert_eq!(said["slot"], stage.db.slot());
     assert_eq!(said["relay"]["ready"], true, "{said:#}");
-    let holder = sql.one("select pid from pg_locks where locktype = 'advisory' and mode = 'ExclusiveLock'
-         and database = (select oid from pg_database where datname = current_database())");
+    let holder = sql.one(
+        "select pid from pg_locks where locktype = 'advisory' and mode = 'ExclusiveLock'
+         and database = (select oid from pg_database where datname = current_database())",
+    );
     assert_eq!(said["leader"]["pid"].to_string(), holder);
     assert_eq!(said["standbys"], Value::Array(Vec::new()));
     assert!(said["last_delivered_lsn"].is_string(), "{said:#}");
@@ -73,7 +75,11 @@ fn while_the_relay_is_down_the_rows_that_wait_are_counted_by_event_type() {
         insert(&sql, "placed", 2);
         insert(&sql, "paid", 1);
         let ended = stage.status(&["--json", "--http", &address]);
-        says(&ended, 3, &["no relay of public.outbox runs", "walrelay run"]);
+        says(
+            &ended,
+            3,
+            &["no relay of public.outbox runs", "walrelay run"],
+        );
         let said = json(&ended);
         // The stop that is stored tells what was delivered: none of the five is counted again.
         assert_eq!(said["waiting_rows"], 3, "{said:#}");
@@ -82,10 +88,18 @@ fn while_the_relay_is_down_the_rows_that_wait_are_counted_by_event_type() {
             .as_array()
             .expect("a list")
             .iter()
-            .map(|w| (w["event_type"].to_string(), w["rows"].as_i64().unwrap_or(-1)))
+            .map(|w| {
+                (
+                    w["event_type"].to_string(),
+                    w["rows"].as_i64().unwrap_or(-1),
+                )
+            })
             .collect();
         by_type.sort();
-        assert_eq!(by_type, [("\"paid\"".to_owned(), 1), ("\"placed\"".to_owned(), 2)]);
+        assert_eq!(
+            by_type,
+            [("\"paid\"".to_owned(), 1), ("\"placed\"".to_owned(), 2)]
+        );
         assert!(said["lag_seconds"].is_f64(), "{said:#}");
         assert_eq!(said["relay"], Value::Null);
         assert_eq!(said["leader"], Value::Null);
@@ -103,7 +117,9 @@ fn an_age_grows_while_nothing_moves() {
         said["lag_seconds"].as_f64().expect("an age")
     };
     let first = age();
-    eventually(MINUTE, "it is older", || (age() > first + 0.5).then_some(()));
+    eventually(MINUTE, "it is older", || {
+        (age() > first + 0.5).then_some(())
+    });
 }
 
 #[test]
@@ -145,7 +161,11 @@ fn without_the_database_the_relay_still_tells() {
     // And with both away.
     let nowhere = format!("postgresql://u@127.0.0.1:{}/d", proc::free_port());
     let args = ["status", "--database-url", &nowhere, "--http", &address];
-    says(&run_to_end(&args, &[], MINUTE), 3, &["refused the connection"]);
+    says(
+        &run_to_end(&args, &[], MINUTE),
+        3,
+        &["refused the connection"],
+    );
 }
 
 #[test]
@@ -159,8 +179,17 @@ fn leader_and_standbys_are_named_and_a_strange_relay_is_not_believed() {
     let topic = format!("{}.t", stage.prefix);
     let mut second = Relay::start(
         &[
-            "run", "--database-url", &url, "--slot", &slot, "--brokers", &brokers, "--topic",
-            &topic, "--http", &other,
+            "run",
+            "--database-url",
+            &url,
+            "--slot",
+            &slot,
+            "--brokers",
+            &brokers,
+            "--topic",
+            &topic,
+            "--http",
+            &other,
         ],
         &[],
     );
@@ -201,7 +230,11 @@ fn a_missing_slot_is_3_or_4_as_for_run_and_a_strange_reader_is_3() {
             .ok()
     });
     let ended = stage.status(&http);
-    assert!(ended.stderr.contains(&format!("slot {slot} is gone")), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains(&format!("slot {slot} is gone")),
+        "{}",
+        ended.stderr
+    );
 }
 
 #[test]
@@ -216,7 +249,9 @@ fn an_event_that_stopped_the_relay_is_4_with_its_id() {
     assert_eq!(stage.run_to_end().code, 4);
     let ended = stage.status(&["--http", &address, "--json"]);
     assert!(
-        ended.stderr.contains("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a12"),
+        ended
+            .stderr
+            .contains("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a12"),
         "{}",
         ended.stderr
     );
@@ -224,19 +259,4 @@ fn an_event_that_stopped_the_relay_is_4_with_its_id() {
         json(&ended)["halted_event"],
         "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a12"
     );
-}
-
-#[test]
-fn who_holds_the_slot_back_is_named() {
-    let cluster = Cluster::start(Pg::V17);
-    let stage = Stage::on(&cluster, Broker::shared());
-    let sql = stage.init();
-    let address = format!("127.0.0.1:{}", proc::free_port());
-    sql.run("begin; select pg_current_xact_id(); prepare transaction 'forgotten one'");
-    // A minute is long for a test: the clock that the server goes by cannot be turned, so that
-    // only the young one's absence is seen here, and the words in the unit tests.
-    let said = Said::of(&stage.status(&["--json", "--http", &address]));
-    said.expect("held back by", "ok", &[]);
-    sql.run("rollback prepared 'forgotten one'");
-    std::hint::black_box(Duration::ZERO);
 }

@@ -133,11 +133,16 @@ pub fn judge(config: &StatusConfig, facts: &Facts) -> Vec<Group> {
             ];
         }
     };
+    // What this role lacks for streaming is no concern of a report: it may be a monitor's.
     let mut trouble: Vec<Finding> = preflight::judge(&base.seen, &config.source, &config.mapping)
         .into_iter()
+        .filter(|group| group.name != "role")
         .flat_map(|group| group.findings)
         .filter(|finding| finding.state == State::Failed)
         .collect();
+    if let Err(error) = &base.seen.registry {
+        trouble.push(Finding::unknown("registry", error.to_string()));
+    }
     if let Some((event, reason)) = halted(&base.seen) {
         trouble.push(
             Finding::failed(

@@ -404,10 +404,27 @@ impl Seen {
             self.slots.as_ref().err(),
             self.transactions.as_ref().err(),
         ];
-        errors
-            .into_iter()
-            .flatten()
-            .find(|error| error.sqlstate().is_empty() || error.heals_with_time())
+        let is_end = |error: &&DbError| match error {
+            DbError::Unreachable(_) => true,
+            DbError::Server { sqlstate, .. } => {
+                sqlstate.starts_with("57P") || sqlstate.starts_with("08")
+            }
+            DbError::Tls(_) | DbError::Auth(_) | DbError::Protocol(_) => false,
+        };
+        errors.into_iter().flatten().find(is_end)
+    }
+
+    /// What a relay cannot start without knowing, and could not be asked.
+    #[must_use]
+    pub fn unanswered(&self) -> Option<&DbError> {
+        let errors = [
+            self.role.as_ref().err(),
+            self.table.as_ref().err(),
+            self.registry.as_ref().err(),
+            self.publication.as_ref().err(),
+            self.slots.as_ref().err(),
+        ];
+        errors.into_iter().flatten().next()
     }
 
     /// A slot of the cluster by its name.

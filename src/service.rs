@@ -14,9 +14,8 @@ mod jobs;
 mod pace;
 mod words;
 
-use std::cell::RefCell;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -110,7 +109,7 @@ pub async fn run_with(
             process_id,
             wal_sender_timeout: WAL_SENDER_TIMEOUT,
             sessions: AtomicU32::new(0),
-            told: RefCell::default(),
+            told: Mutex::default(),
         }),
         vitals,
         tell,

@@ -18,7 +18,7 @@ use crate::config::{Mapping, Part, Source, TableName};
 use crate::error::{DbError, Failure};
 use crate::finding::{self, Finding, Group, State};
 pub use fit::{publication_needs, table_needs};
-pub use look::{Answer, OldTransaction, Seen, Session, look, old_transactions};
+pub use look::{Answer, OldTransaction, Registry, Seen, Session, look, old_transactions};
 pub use server::{
     described, idle_slots, no_slot_left, no_wal_senders, only_failed, replication_remedy,
     role_finding, server_findings, size, span,

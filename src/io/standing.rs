@@ -40,55 +40,12 @@ pub async fn waiting(
     delivered: Option<&str>,
 ) -> Result<Option<Vec<Waiting>>, DbError> {
     let here = columns(client, table).await?;
-    let column = |part: Part| {
-        let name = mapping.columns.get(part)?;
-        let known = here.iter().find(|(column, _)| column == name)?;
-        Some((quote_ident(&known.0), known.1.as_str()))
-    };
-    let created_at = column(Part::CreatedAt).filter(|(_, kind)| kind.starts_with("timestamp"));
-    let mut conditions = Vec::new();
-    let slot = slot.to_owned();
-    let mut params: Vec<&(dyn ToSql + Sync)> = Vec::new();
-    if let Some((xid, _)) = column(Part::Xid).filter(|(_, kind)| *kind == "xid8") {
-        params.push(&slot);
-        conditions.push(format!(
-            "({xid}::text::bigint) >= coalesce((select n.next - (n.next - s.catalog_xmin::text::bigint) \
-               % 4294967296 from pg_catalog.pg_replication_slots s, \
-               (select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint) \
-               n (next) where s.slot_name = ${}::text), 0)",
-            params.len()
-        ));
-    }
-    if let (Some((created_at, _)), Some(delivered)) = (&created_at, &delivered) {
-        params.push(delivered);
-        conditions.push(format!(
-            "{created_at} > ${}::text::timestamptz",
-            params.len()
-        ));
-    }
-    if conditions.is_empty() {
+    let Some(statement) = Statement::new(&here, table, mapping, slot, delivered) else {
         return Ok(None);
-    }
-    let event_type = match column(Part::EventType) {
-        Some((name, _)) => {
-            format!("case when {name} is not null then pg_catalog.format('%s', {name}) end")
-        }
-        None => "null::text".to_owned(),
     };
-    let age = match &created_at {
-        Some((name, _)) => format!(
-            "extract(epoch from pg_catalog.clock_timestamp() - pg_catalog.min({name}))::float8"
-        ),
-        None => "null::float8".to_owned(),
-    };
-    let sql = format!(
-        "select {event_type}, pg_catalog.count(*), {age} as age from {} where {} \
-         group by 1 order by age desc nulls last, 2 desc limit 50",
-        quote_table(table),
-        conditions.join(" and ")
-    );
+    let params: Vec<&(dyn ToSql + Sync)> = statement.params.iter().map(|p| p as _).collect();
     let rows = client
-        .query(&sql, &params)
+        .query(&statement.sql, &params)
         .await
         .map_err(|e| db_error(&e))?;
     let waiting: Result<Vec<Waiting>, DbError> = rows
@@ -103,6 +60,69 @@ pub async fn waiting(
         })
         .collect();
     waiting.map(Some)
+}
+
+/// The question, and the texts in it.
+struct Statement {
+    sql: String,
+    params: Vec<String>,
+}
+
+impl Statement {
+    /// `None`: there is no column to tell rows by.
+    fn new(
+        here: &[(String, String)],
+        table: &TableName,
+        mapping: &Mapping,
+        slot: &str,
+        delivered: Option<&str>,
+    ) -> Option<Statement> {
+        let column = |part: Part, of_type: fn(&str) -> bool| {
+            let name = mapping.columns.get(part)?;
+            let known = here.iter().find(|(column, _)| column == name)?;
+            of_type(&known.1).then(|| quote_ident(&known.0))
+        };
+        let created_at = column(Part::CreatedAt, |kind| kind.starts_with("timestamp"));
+        let mut params = Vec::new();
+        let mut conditions = Vec::new();
+        if let Some(xid) = column(Part::Xid, |kind| kind == "xid8") {
+            params.push(slot.to_owned());
+            conditions.push(format!(
+                "({xid}::text::bigint) >= coalesce((select \
+                   n.next - (n.next - s.catalog_xmin::text::bigint) % 4294967296 \
+                   from pg_catalog.pg_replication_slots s, (select pg_catalog.pg_snapshot_xmax( \
+                     pg_catalog.pg_current_snapshot())::text::bigint) n (next) \
+                   where s.slot_name = ${}::text), 0)",
+                params.len()
+            ));
+        }
+        if let (Some(created_at), Some(delivered)) = (&created_at, delivered) {
+            params.push(delivered.to_owned());
+            conditions.push(format!(
+                "{created_at} > ${}::text::timestamptz",
+                params.len()
+            ));
+        }
+        if conditions.is_empty() {
+            return None;
+        }
+        let event_type = column(Part::EventType, |_| true)
+            .map_or("null::text".to_owned(), |name| {
+                format!("case when {name} is not null then pg_catalog.format('%s', {name}) end")
+            });
+        let age = created_at.map_or("null::float8".to_owned(), |name| {
+            format!(
+                "extract(epoch from pg_catalog.clock_timestamp() - pg_catalog.min({name}))::float8"
+            )
+        });
+        let sql = format!(
+            "select {event_type}, pg_catalog.count(*), {age} as age from {} where {} \
+             group by 1 order by age desc nulls last, 2 desc limit 50",
+            quote_table(table),
+            conditions.join(" and ")
+        );
+        Some(Statement { sql, params })
+    }
 }
 
 /// Names and types, as `format_type` prints them.

@@ -1,10 +1,9 @@
 //! What takes time: connecting, statements, questions to the cluster. Each is a task that answers
 //! with a [`Done`].
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio_postgres::Client;
@@ -39,7 +38,7 @@ pub struct Surroundings {
     /// Side sessions made so far.
     pub sessions: AtomicU32,
     /// Warnings that were logged: each once, not once a session.
-    pub told: RefCell<BTreeSet<String>>,
+    pub told: Mutex<BTreeSet<String>>,
 }
 
 /// The session that holds the lock, as jobs share it.
@@ -169,7 +168,7 @@ async fn seek_over(
 async fn check(around: &Surroundings, client: &Client) -> Result<(), Seek> {
     match preflight::before_run(client, &around.source, &around.mapping).await {
         Ok(ready) => {
-            let mut told = around.told.borrow_mut();
+            let mut told = around.told.lock().unwrap_or_else(PoisonError::into_inner);
             for warning in ready.warnings {
                 if told.insert(warning.clone()) {
                     tracing::warn!("{warning}");

@@ -111,7 +111,11 @@ impl<'a> Stage<'a> {
         let mut args = self.run_line();
         args[0] = command.to_owned();
         let of_run = args.iter().position(|arg| arg == "--http");
-        args.truncate(of_run.expect("run says so").min(args.len() - self.run_args.len()));
+        args.truncate(
+            of_run
+                .expect("run says so")
+                .min(args.len() - self.run_args.len()),
+        );
         if command == "status" {
             // It looks at what is there, not at Kafka.
             let brokers = args.iter().position(|arg| arg == "--brokers");

@@ -4,8 +4,9 @@ use tokio_postgres::Client;
 
 use crate::config::{Source, TableName};
 use crate::error::DbError;
-use crate::io::catalog::{self, Publication, Role, Table};
-use crate::io::registry::{self, Found, Holder, Registered, Server, SlotState};
+use crate::io::catalog::{Publication, Role, Table};
+use crate::io::preflight::{self, Registry};
+use crate::io::registry::{self, Holder, Registered, Server, SlotState};
 use crate::io::side::db_error;
 use crate::io::sql::quote_table;
 
@@ -90,16 +91,22 @@ pub struct Slots {
 }
 
 pub async fn survey(client: &Client, source: &Source) -> Result<Seen, DbError> {
-    let server = registry::server(client).await?;
-    let role = catalog::role(client).await?;
-    let table = catalog::table(client, &source.table).await?;
+    let preflight::Seen {
+        server,
+        role,
+        table,
+        registry,
+        publication,
+        slots,
+        settings,
+        ..
+    } = preflight::look(client, source).await?;
+    let table = table?;
     let walrelay = walrelay_schema(client).await?;
-    let (row, rival) = match walrelay {
-        WalrelaySchema::Complete { .. } => registered(client, source).await?,
-        WalrelaySchema::Absent | WalrelaySchema::Incomplete(_) => (None, None),
+    let Registry { row, rival, .. } = match walrelay {
+        WalrelaySchema::Complete { .. } => registry?,
+        WalrelaySchema::Absent | WalrelaySchema::Incomplete(_) => Registry::default(),
     };
-    let held = row.as_ref().map_or(&source.slot, |row| &row.slot);
-    let slot_holder = registry::holder(client, held).await?;
     let rights = rights(client, &source.table.schema).await?;
     let (rows, brin_index) = match &table {
         Some(table) if matches!(table.kind, 'r' | 'p') => (
@@ -108,6 +115,10 @@ pub async fn survey(client: &Client, source: &Source) -> Result<Seen, DbError> {
         ),
         _ => (Rows::Unknown, false),
     };
+    let (slots, settings) = (slots?, settings?);
+    let held = row.as_ref().map_or(&source.slot, |row| &row.slot);
+    let line = |name: &str| slots.iter().find(|slot| slot.name == name);
+    let limit = |name| settings.number(name).unwrap_or(i64::MAX);
     Ok(Seen {
         table_schema_exists: rights.0,
         may_create_in_schema: rights.1,
@@ -117,38 +128,20 @@ pub async fn survey(client: &Client, source: &Source) -> Result<Seen, DbError> {
         brin_index,
         helpers: helpers(client, &source.table).await?,
         walrelay,
+        publication: publication?,
+        slot: line(&source.slot).map(|slot| slot.state.clone()),
+        slot_holder: line(held).and_then(|slot| slot.holder.clone()),
+        slots: Slots {
+            used: i64::try_from(slots.len()).unwrap_or(i64::MAX),
+            max: limit("max_replication_slots"),
+            wal_senders_max: limit("max_wal_senders"),
+            idle: preflight::idle_slots(&slots),
+        },
         row,
         rival,
-        publication: catalog::publication(client, &source.publication).await?,
-        slot: registry::slot_state(client, &source.slot).await?,
-        slot_holder,
-        slots: slots(client, server.in_recovery).await?,
         server,
-        role,
+        role: role?,
     })
-}
-
-async fn registered(
-    client: &Client,
-    source: &Source,
-) -> Result<(Option<Registered>, Option<(Registered, Option<TableName>)>), DbError> {
-    let row = match registry::load_by_table(client, &source.table).await? {
-        Found::Row(row) => Some(*row),
-        Found::NoTable | Found::NotInitialised { .. } | Found::NoRow { .. } => None,
-    };
-    let ours = row.as_ref().map(|row| row.table_oid);
-    let by_slot = registry::find_by_slot(client, &source.slot).await?;
-    let rival = match by_slot.filter(|row| Some(row.table_oid) != ours) {
-        Some(rival) => Some(rival),
-        None => registry::find_by_publication(client, &source.publication)
-            .await?
-            .filter(|row| Some(row.table_oid) != ours),
-    };
-    let Some(rival) = rival else {
-        return Ok((row, None));
-    };
-    let name = catalog::relation_name(client, rival.table_oid).await?;
-    Ok((row, Some((rival, name))))
 }
 
 /// Whether the schema exists, and whether tables may be made in it, and schemas in the database.
@@ -279,42 +272,4 @@ async fn helpers(client: &Client, table: &TableName) -> Result<Helpers, DbError>
         emit: registry::get(&row, 1)?,
         emit_is_ours: registry::get(&row, 2)?,
     })
-}
-
-async fn slots(client: &Client, in_recovery: bool) -> Result<Slots, DbError> {
-    let row = client
-        .query_one(
-            "select (select pg_catalog.count(*) from pg_catalog.pg_replication_slots), \
-             pg_catalog.current_setting('max_replication_slots')::int8, \
-             pg_catalog.current_setting('max_wal_senders')::int8",
-            &[],
-        )
-        .await
-        .map_err(|e| db_error(&e))?;
-    let idle = if in_recovery {
-        Vec::new()
-    } else {
-        idle_slots(client).await?
-    };
-    Ok(Slots {
-        used: registry::get(&row, 0)?,
-        max: registry::get(&row, 1)?,
-        wal_senders_max: registry::get(&row, 2)?,
-        idle,
-    })
-}
-
-async fn idle_slots(client: &Client) -> Result<Vec<(String, String)>, DbError> {
-    let rows = client
-        .query(
-            "select slot_name::text, coalesce(pg_catalog.pg_size_pretty(pg_catalog.pg_wal_lsn_diff( \
-               pg_catalog.pg_current_wal_lsn(), restart_lsn)), 'nothing') \
-             from pg_catalog.pg_replication_slots where not active order by restart_lsn nulls last",
-            &[],
-        )
-        .await
-        .map_err(|e| db_error(&e))?;
-    rows.iter()
-        .map(|row| Ok((registry::get(row, 0)?, registry::get(row, 1)?)))
-        .collect()
 }

@@ -280,7 +280,7 @@ fn process(config: &StatusConfig, relay: &Relay, somebody_leads: bool) -> Vec<Fi
         findings.push(Finding::failed(
             subject,
             format!(
-                "the relay at http://{address} is not ready since {}",
+                "the relay at http://{address} has not been ready since {}",
                 health.since
             ),
             "ask again in a few seconds: what it does not know yet is named above",

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use walrelay::lsn::{Lsn, PgTimestamp, Triple, Xid};
-use walrelay::record::{Record, Report, Ticket, TopicState};
+use walrelay::record::{Record, Report, Size, Ticket, TopicState};
 use walrelay::relay::intake::Outlet;
 use walrelay::relay::ledger::{Ledger, Take};
 use walrelay::relay::machine::Machine;
@@ -167,6 +167,10 @@ fn ledger(c: &mut Criterion) {
         group.throughput(Throughput::Elements(rows));
         let mut ledger = Ledger::default();
         ledger.session_started(Lsn(1));
+        const SIZE: Size = Size {
+            footprint: 700,
+            content: 300,
+        };
         let mut number = 0;
         group.bench_function(format!("take and deliver, {rows} rows"), |b| {
             b.iter(|| {
@@ -175,7 +179,7 @@ fn ledger(c: &mut Criterion) {
                 let mut tickets = Vec::with_capacity(100);
                 for _ in 0..rows {
                     if let Ok(Take::New(ticket)) = ledger.insert(EVENT_ID.as_bytes()) {
-                        ledger.sent(ticket, 0, 700);
+                        ledger.sent(ticket, 0, SIZE);
                         tickets.push(ticket);
                     }
                 }

@@ -32,7 +32,27 @@ pub struct Record<'a> {
     pub headers: Vec<Header<'a>>,
 }
 
+/// How large a record is, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// What it costs in memory while it is in flight.
+    pub footprint: usize,
+    /// Key and value.
+    pub content: usize,
+}
+
 impl Record<'_> {
+    pub fn size(&self) -> Size {
+        Size {
+            footprint: self.footprint(),
+            content: self.content(),
+        }
+    }
+
+    fn content(&self) -> usize {
+        self.key.len() + self.value.as_ref().map_or(0, |v| v.len())
+    }
+
     /// What this record costs in memory while it is in flight, in bytes: its own bytes and what
     /// the Kafka client keeps beside them (a message struct, a header list, a node a header).
     pub fn footprint(&self) -> usize {
@@ -43,7 +63,7 @@ impl Record<'_> {
             .iter()
             .map(|h| PER_HEADER + h.name.len() + h.value.as_ref().map_or(0, |v| v.len()))
             .sum();
-        PER_MESSAGE + self.key.len() + self.value.as_ref().map_or(0, |v| v.len()) + headers
+        PER_MESSAGE + self.content() + headers
     }
 
     /// A copy that outlives the read buffer.

@@ -14,7 +14,7 @@ mod jobs;
 mod pace;
 mod words;
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -24,7 +24,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::config::RunConfig;
-use crate::error::{DbError, Exit, Failure};
+use crate::error::{self, Class, DbError, Exit, Failure};
 
 use crate::io::kafka::{self, Publisher};
 use crate::io::side::Side;
@@ -37,8 +37,8 @@ use crate::relay::machine::Machine;
 use crate::relay::orders::{
     Close, Notice, OpenError, Order, Probed, Purge, Settings, Severity, StreamEnd,
 };
-use crate::telemetry;
-use health::Vitals;
+use crate::telemetry::{self, Peer};
+use health::{Sampler, Vitals};
 use jobs::{Done, Link, Surroundings};
 use pace::Pace;
 
@@ -110,11 +110,13 @@ pub async fn run_with(
             wal_sender_timeout: WAL_SENDER_TIMEOUT,
             sessions: AtomicU32::new(0),
             told: Mutex::default(),
+            table_oid: AtomicU32::new(0),
         }),
         vitals,
         tell,
         side: None,
         link: None,
+        sampler: Sampler::default(),
         slot: None,
         opening: None,
         reports: Vec::new(),
@@ -160,6 +162,7 @@ struct Service {
     /// The session that holds the lock; away while a job looks for the lead with it.
     side: Option<Side>,
     link: Option<Arc<Link>>,
+    sampler: Sampler,
     slot: Option<Slot>,
     opening: Option<JoinHandle<()>>,
     reports: Vec<Report>,
@@ -206,6 +209,7 @@ impl Service {
             self.read_buffered(now);
             self.machine.advance(now);
             self.obey(now);
+            self.sample(now);
             self.publish_progress(now);
             if let Some(exit) = self.exit.take() {
                 telemetry::clear_live();
@@ -284,6 +288,8 @@ impl Service {
             Event::SideEnded(error) => {
                 self.side = None;
                 self.link = None;
+                self.sampler.session(None, now);
+                self.vitals.postgres_failed(Class::Transient);
                 self.machine
                     .on_side_end(error.sqlstate(), &error.to_string(), now);
             }
@@ -299,6 +305,10 @@ impl Service {
     }
 
     fn stream_ended(&mut self, end: StreamEnd, now: Moment) {
+        self.vitals.postgres_failed(match &end {
+            StreamEnd::Lost(_) => Class::Transient,
+            StreamEnd::Never(_) => Class::Definite,
+        });
         self.slot = None;
         self.pace.has_more = false;
         self.machine.on_stream_end(end, now);
@@ -309,6 +319,7 @@ impl Service {
     fn take_reports(&mut self, now: Moment) {
         self.publisher.drain(&mut self.reports);
         if !self.reports.is_empty() {
+            self.vitals.refused(&self.reports);
             self.machine.on_reports(&self.reports, now);
             self.reports.clear();
         }
@@ -320,9 +331,12 @@ impl Service {
             self.publisher.start_rebuild();
         }
         if self.publisher.rebuild_turn(now).is_some() {
+            self.vitals.progress.reconnected(Peer::Kafka);
             self.machine.on_rebuilt(now);
         }
         for notice in self.publisher.client_notices() {
+            let class = error::kafka::entry(notice.code).class;
+            self.vitals.progress.failed(Peer::Kafka, class);
             tracing::warn!(
                 code = notice.code.0,
                 times = notice.times,
@@ -520,17 +534,26 @@ impl Service {
     fn on_done(&mut self, done: Done, now: Moment) {
         match done {
             Done::Sought { side, link, seek } => {
+                let client = side.as_ref().map(|side| Arc::clone(&side.client));
+                self.sampler.session(client, now);
+                let sessions = self.surroundings.sessions.load(Ordering::Relaxed);
+                self.vitals.sought(&seek, sessions);
                 self.side = side;
                 self.link = link;
                 self.machine.on_seek(*seek, now);
             }
             Done::Opened(Ok((slot, opened))) => {
                 self.opening = None;
+                self.vitals.opened();
                 self.slot = Some(*slot);
                 self.machine.on_opened(&opened, now);
             }
             Done::Opened(Err(error)) => {
                 self.opening = None;
+                self.vitals.postgres_failed(match &error {
+                    OpenError::Later(_) => Class::Transient,
+                    OpenError::Never(_) => Class::Definite,
+                });
                 self.machine.on_open_failed(error, now);
             }
             Done::Finished => {
@@ -556,6 +579,10 @@ impl Service {
                 self.machine.on_topic(&name, &state, now);
             }
             Done::Reached(reach) => self.on_reach(reach, now),
+            Done::Sampled(sample) => {
+                self.sampler.answered();
+                self.vitals.sampled(sample);
+            }
             Done::StopErased => self.machine.on_stop_erased(now),
             Done::Stored => self.machine.on_stored(),
             Done::Cleared => {}
@@ -579,6 +606,13 @@ impl Service {
             Severity::Info => tracing::info!(slot, "{notice}"),
             Severity::Warning => tracing::warn!(slot, "{notice}"),
             Severity::Error => tracing::error!(slot, "{notice}"),
+        }
+    }
+
+    /// Asks the database how the slot stands, every few seconds.
+    fn sample(&mut self, now: Moment) {
+        if let Some(client) = self.sampler.due(now) {
+            self.spawn(jobs::sample(Arc::clone(&self.surroundings), client));
         }
     }
 

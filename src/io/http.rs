@@ -139,6 +139,8 @@ async fn one(stream: TcpStream, paths: &'static [&'static str], handler: Arc<Han
         .header_read_timeout(HEAD_WITHIN)
         .max_buf_size(HEAD_BYTES_MAX)
         .keep_alive(false)
+        // `nc` closes its side once it has asked.
+        .half_close(true)
         .serve_connection(TokioIo::new(stream), service);
     // What a client does wrong is its own affair, and no line in our log.
     let ended = tokio::time::timeout(CONNECTION_WITHIN, connection).await;

@@ -14,6 +14,7 @@ pub mod kafka;
 mod login;
 pub mod preflight;
 pub mod registry;
+pub mod sample;
 pub mod side;
 pub mod slot;
 pub mod slot_view;

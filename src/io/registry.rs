@@ -420,6 +420,11 @@ fn lock_key(table_oid: u32) -> i32 {
 }
 
 /// The same bits as `pg_locks` shows them: `classid` and `objid` are oids there.
+/// The lock's class as `pg_locks` has it.
+pub(super) fn lock_class_oid() -> u32 {
+    class_oid(LOCK_CLASS)
+}
+
 fn class_oid(class: i32) -> u32 {
     u32::from_ne_bytes(class.to_ne_bytes())
 }

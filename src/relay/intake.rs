@@ -248,7 +248,7 @@ impl Machine {
             if was_halted_at {
                 self.gate = Some(ticket);
             }
-            self.ledger.held(ticket, topic, record.footprint());
+            self.ledger.held(ticket, topic, record.size());
             let record = record.into_owned();
             self.held.push(Waiting {
                 ticket,

@@ -21,7 +21,7 @@
 use std::collections::VecDeque;
 
 use crate::lsn::{Lsn, PgTimestamp, Triple};
-use crate::record::Ticket;
+use crate::record::{Size, Ticket};
 
 /// What to do with an insert of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +67,8 @@ struct Event {
     topic: u16,
     /// Bytes in memory while in flight or held.
     footprint: u32,
+    /// Key and value bytes.
+    content: u32,
     /// Sequence number of its transaction, modulo 2^32.
     transaction: u32,
 }
@@ -106,7 +108,8 @@ struct Current {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivered {
     pub topic: u16,
-    pub footprint: u32,
+    /// Key and value bytes.
+    pub content: u32,
     pub commit_time: PgTimestamp,
 }
 
@@ -310,6 +313,7 @@ impl Ledger {
             state: State::Taken,
             topic: 0,
             footprint: 0,
+            content: 0,
             transaction: self.taken_base.wrapping_add(last),
         });
         self.newest_event_id.clear();
@@ -452,17 +456,17 @@ impl Ledger {
     }
 
     /// The event was given to the Kafka client.
-    pub fn sent(&mut self, ticket: Ticket, topic: u16, footprint: usize) {
-        self.place(ticket, State::InFlight, topic, footprint);
+    pub fn sent(&mut self, ticket: Ticket, topic: u16, size: Size) {
+        self.place(ticket, State::InFlight, topic, size);
     }
 
     /// The event waits in our memory.
-    pub fn held(&mut self, ticket: Ticket, topic: u16, footprint: usize) {
-        self.place(ticket, State::Held, topic, footprint);
+    pub fn held(&mut self, ticket: Ticket, topic: u16, size: Size) {
+        self.place(ticket, State::Held, topic, size);
     }
 
-    fn place(&mut self, ticket: Ticket, state: State, topic: u16, footprint: usize) {
-        let footprint = u32::try_from(footprint).unwrap_or(u32::MAX);
+    fn place(&mut self, ticket: Ticket, state: State, topic: u16, size: Size) {
+        let footprint = u32::try_from(size.footprint).unwrap_or(u32::MAX);
         let Some(event) = self.event_mut(ticket) else {
             return;
         };
@@ -470,6 +474,7 @@ impl Ledger {
         event.state = state;
         event.topic = topic;
         event.footprint = footprint;
+        event.content = u32::try_from(size.content).unwrap_or(u32::MAX);
         self.unload(before);
         match state {
             State::InFlight => {
@@ -511,7 +516,7 @@ impl Ledger {
         self.unload(before);
         Some(Delivered {
             topic: before.topic,
-            footprint: before.footprint,
+            content: before.content,
             commit_time: self.transaction_of(before).triple.commit_time,
         })
     }

@@ -360,7 +360,7 @@ pub struct Probed {
 /// What was delivered since it was last asked.
 #[derive(Debug, Default)]
 pub struct Deliveries {
-    /// (topic, events, bytes)
+    /// (topic, events, key and value bytes)
     pub by_topic: Vec<(String, u64, u64)>,
     /// The commit times of what was delivered, with the number of events of each.
     pub commit_times: Vec<(PgTimestamp, u64)>,

@@ -1,22 +1,27 @@
 //! Metrics and health of a running relay: what the loop hands over, and the server that answers.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
+
+use tokio_postgres::Client;
 
 use super::{Moment, now};
 use crate::config::{Http, Source};
-use crate::error::Failure;
+use crate::error::{self, Class, DbError, Failure};
 use crate::io::http::{Answer, Server};
 use crate::io::kafka::Publisher;
+use crate::io::sample::{self, Holding};
 use crate::io::sql::show_table;
+use crate::record::Report;
 use crate::relay::machine::Machine;
-use crate::relay::orders::{Closed, Ill, Leadership};
-use crate::telemetry::Progress;
+use crate::relay::orders::{Closed, Ill, Leadership, Seek};
 use crate::telemetry::health::{
-    Board, Brokers, Facts, Identity, Kafka, Lead, Now, Stream, Trouble, Waiting,
+    self, Board, Brokers, Facts, Identity, Kafka, Lead, Now, Stream, Trouble, Waiting,
 };
-use crate::telemetry::{Amount, Gauges, Leader};
+use crate::telemetry::{Amount, Gauges, Leader, Peer, Progress};
 
+/// How often the database is asked how the slot stands.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
 const PATHS: [&str; 4] = ["/", "/metrics", "/livez", "/readyz"];
 
 /// What is known about this relay, for whoever asks.
@@ -25,6 +30,9 @@ pub struct Vitals {
     board: Arc<Board>,
     /// The client library's last word; a producer that was built anew has none for a while.
     brokers: Option<Brokers>,
+    /// Connections made so far: the side's and the stream's.
+    sessions: u32,
+    streams: u32,
     /// Kept for as long as it is to answer.
     _server: Option<Server>,
 }
@@ -46,6 +54,8 @@ impl Vitals {
             progress,
             board,
             brokers: None,
+            sessions: 0,
+            streams: 0,
             _server: server,
         })
     }
@@ -94,7 +104,7 @@ impl Vitals {
                 refused: standing.refused.map(trouble),
                 silent_since: standing.silent.and_then(|silent| wall.checked_sub(silent)),
                 brokers: self.brokers,
-                has_delivered: self.progress.delivered_so_far() > 0,
+                has_answered: publisher.is_well() || self.progress.delivered_so_far() > 0,
             },
             topics: machine
                 .absent_topics()
@@ -115,6 +125,47 @@ impl Vitals {
         self.log();
     }
 
+    // ---- what the connections went through ------------------------------------------------
+
+    pub fn postgres_failed(&self, class: Class) {
+        self.progress.failed(Peer::Postgres, class);
+    }
+
+    /// `sessions`: made so far.
+    pub fn sought(&mut self, seek: &Seek, sessions: u32) {
+        match seek {
+            Seek::Led(_) | Seek::Elsewhere(_) => {}
+            Seek::Later(_) => self.postgres_failed(Class::Transient),
+            Seek::Refused(_) => self.postgres_failed(Class::Definite),
+        }
+        for _ in self.sessions.max(1)..sessions {
+            self.progress.reconnected(Peer::Postgres);
+        }
+        self.sessions = sessions;
+    }
+
+    pub fn opened(&mut self) {
+        if self.streams > 0 {
+            self.progress.reconnected(Peer::Postgres);
+        }
+        self.streams += 1;
+    }
+
+    pub fn refused(&self, reports: &[Report]) {
+        for code in reports.iter().filter_map(|report| report.result.err()) {
+            self.progress
+                .failed(Peer::Kafka, error::kafka::entry(code).class);
+        }
+    }
+
+    pub fn sampled(&self, sample: Result<Box<sample::Sample>, DbError>) {
+        match sample {
+            Ok(taken) => self.board.sample(to_telemetry(*taken)),
+            // The session's end, or the leader's next proof, says what is wrong with it.
+            Err(error) => tracing::debug!(%error, "the slot could not be looked at"),
+        }
+    }
+
     /// What no notice of the machine tells.
     fn log(&self) {
         for said in self.board.to_say(both_clocks()) {
@@ -126,6 +177,75 @@ impl Vitals {
                 tracing::warn!(condition, "{}; remedy: {remedy}", said.what);
             }
         }
+    }
+}
+
+/// When to ask the database, and over which session.
+#[derive(Default)]
+pub struct Sampler {
+    client: Option<Arc<Client>>,
+    due_at: Moment,
+    is_asking: bool,
+}
+
+impl Sampler {
+    /// There is another session, or none. A new one is asked at once.
+    pub fn session(&mut self, client: Option<Arc<Client>>, now: Moment) {
+        let is_new = match (&self.client, &client) {
+            (Some(old), Some(new)) => !Arc::ptr_eq(old, new),
+            (None, Some(_)) => true,
+            (Some(_) | None, None) => false,
+        };
+        if is_new {
+            self.due_at = now;
+            self.is_asking = false;
+        }
+        self.client = client;
+    }
+
+    /// Whom to ask now. One question at a time: [`Sampler::answered`] must follow.
+    pub fn due(&mut self, now: Moment) -> Option<Arc<Client>> {
+        if self.is_asking || now < self.due_at {
+            return None;
+        }
+        let client = self.client.clone()?;
+        self.is_asking = true;
+        self.due_at = now + SAMPLE_INTERVAL;
+        Some(client)
+    }
+
+    pub fn answered(&mut self) {
+        self.is_asking = false;
+    }
+}
+
+fn to_telemetry(taken: sample::Sample) -> health::Sample {
+    let at = SystemTime::now();
+    let holding = |holding| match holding {
+        Holding::None => health::Held::None,
+        Holding::Hidden => health::Held::Unknown,
+        Holding::By { who, age } => health::Held::By { who, age },
+    };
+    health::Sample {
+        at,
+        wal_end: taken.wal_end,
+        wal_end_before: None,
+        wal_bytes_per_second: None,
+        slot: taken.slot.map(|slot| health::SlotSample {
+            confirmed_flush: slot.confirmed_flush,
+            restart: slot.restart,
+            wal_status: slot.wal_status,
+            safe_wal_size: slot.safe_wal_size,
+            max_keep_bytes: slot.max_keep_bytes,
+            holder: slot.active_pid,
+        }),
+        confirmed_since: at,
+        publication: taken
+            .publication
+            .map(|(what, remedy)| Trouble { what, remedy }),
+        leader: taken.leader,
+        oldest_transaction: holding(taken.oldest_transaction),
+        prepared_transaction: holding(taken.prepared_transaction),
     }
 }
 

@@ -12,6 +12,7 @@ use crate::config::{CreateTopics, Database, Mapping, Source};
 use crate::error::{DbError, Failure};
 use crate::io::preflight::{self, NotReady};
 use crate::io::registry::{self, Found, Prober};
+use crate::io::sample::{self, Sample};
 use crate::io::side::Side;
 use crate::io::slot::Slot;
 use crate::io::{connect, kafka};
@@ -39,6 +40,8 @@ pub struct Surroundings {
     pub sessions: AtomicU32,
     /// Warnings that were logged: each once, not once a session.
     pub told: Mutex<BTreeSet<String>>,
+    /// The table whose lock was asked for last; 0 before that.
+    pub table_oid: AtomicU32,
 }
 
 /// The session that holds the lock, as jobs share it.
@@ -72,6 +75,7 @@ pub enum Done {
         state: TopicState,
     },
     Reached(kafka::Reach),
+    Sampled(Result<Box<Sample>, DbError>),
     StopErased,
     Stored,
     Cleared,
@@ -143,6 +147,7 @@ async fn seek_over(
             .await
             .map_err(or_later)?;
     }
+    around.table_oid.store(table_oid, Ordering::Relaxed);
     if !registry::try_lock(client, table_oid)
         .await
         .map_err(or_later)?
@@ -366,8 +371,8 @@ async fn free_slot(around: &Surroundings, link: &Link) -> Result<crate::lsn::Lsn
         Some(confirmed) if state.wal_status.as_deref() != Some("lost") => Ok(confirmed),
         Some(_) | None => Err(OpenError::Never(Failure::halted(
             format!(
-                "slot {name} is lost (wal_status {:?}): the server has removed WAL that was not streamed",
-                state.wal_status
+                "slot {name} is lost (wal_status {}): the server has removed WAL that was not streamed",
+                state.wal_status.as_deref().unwrap_or("unknown")
             ),
             "raise max_slot_wal_keep_size; events that were not streamed are only in the table",
         ))),
@@ -406,6 +411,13 @@ pub async fn probe(link: Arc<Link>, walsender: Option<i32>) -> Done {
         }
     };
     Done::Probed { probed, walsender }
+}
+
+/// Over whichever session there is: a standby asks too.
+pub async fn sample(around: Arc<Surroundings>, client: Arc<Client>) -> Done {
+    let table_oid = around.table_oid.load(Ordering::Relaxed);
+    let taken = sample::take(&client, &around.source, table_oid).await;
+    Done::Sampled(taken.map(Box::new))
 }
 
 pub async fn erase_stop(link: Arc<Link>) -> Done {

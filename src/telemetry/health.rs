@@ -165,8 +165,8 @@ pub struct Kafka {
     /// Since when nothing was delivered although something could be.
     pub silent_since: Option<SystemTime>,
     pub brokers: Option<Brokers>,
-    /// Something was delivered by this process.
-    pub has_delivered: bool,
+    /// The cluster was looked at and found well, or something was delivered.
+    pub has_answered: bool,
 }
 
 /// From the client library's statistics.

@@ -262,6 +262,8 @@ impl Holder {
             &stage.db.name,
             "replication",
             "database",
+            "application_name",
+            "foreign",
             "",
         ] {
             startup.extend(word.as_bytes());

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use walrelay::lsn::{Lsn, PgTimestamp, Triple};
-use walrelay::record::Ticket;
+use walrelay::record::{Size, Ticket};
 use walrelay::relay::ledger::{Ledger, Load, OtherHistory, Take};
 
 use crate::history::triple;
@@ -255,11 +255,15 @@ impl Life {
 
     fn place(&mut self, place: Place, ticket: Ticket) {
         let footprint = self.rng.count(1, 1_000);
+        let size = Size {
+            footprint,
+            content: footprint / 2,
+        };
         let state = if self.rng.permille(250) {
-            self.ledger.held(ticket, 3, footprint);
+            self.ledger.held(ticket, 3, size);
             State::Held
         } else {
-            self.ledger.sent(ticket, 3, footprint);
+            self.ledger.sent(ticket, 3, size);
             State::InFlight
         };
         let event = Event {
@@ -331,8 +335,8 @@ impl Life {
             if let Some(known) = known {
                 let time = self.model.wal[place.0].triple.commit_time;
                 assert_eq!(
-                    (known.footprint as usize, known.topic),
-                    (event.footprint, 3)
+                    (known.content as usize, known.topic),
+                    (event.footprint / 2, 3)
                 );
                 assert_eq!(known.commit_time, time);
             }

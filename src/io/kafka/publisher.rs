@@ -240,6 +240,12 @@ impl Publisher {
         self.watch.trouble()
     }
 
+    /// Did the last look at the cluster find nothing wrong?
+    #[must_use]
+    pub fn is_well(&self) -> bool {
+        self.watch.is_well()
+    }
+
     /// From the client's statistics; `None` in the first ten seconds.
     #[must_use]
     pub fn broker_stats(&self) -> Option<BrokerStats> {

@@ -47,6 +47,12 @@ impl Watch {
         true
     }
 
+    /// Did the last look find nothing wrong?
+    #[must_use]
+    pub fn is_well(&self) -> bool {
+        self.looked_at.is_some() && self.trouble().is_none()
+    }
+
     pub fn on_reach(&mut self, reach: Reach, now: Duration) -> News {
         self.is_looking = false;
         self.looked_at = Some(now);

@@ -43,7 +43,7 @@ impl Machine {
             self.tally.resize(topic + 1, (0, 0));
         }
         self.tally[topic].0 += 1;
-        self.tally[topic].1 += u64::from(delivered.footprint);
+        self.tally[topic].1 += u64::from(delivered.content);
         match self.deliveries.commit_times.last_mut() {
             Some(last) if last.0 == delivered.commit_time => last.1 += 1,
             Some(_) | None => self
@@ -355,7 +355,7 @@ impl Machine {
         if self.ledger.load().in_flight_events == 0 {
             self.progress_at = now;
         }
-        self.ledger.sent(ticket, topic, record.footprint());
+        self.ledger.sent(ticket, topic, record.size());
         if let Some(solo) = &mut self.solo {
             let event_id = record.headers.first().and_then(|h| h.value.as_deref());
             let event_id = String::from_utf8_lossy(event_id.unwrap_or_default()).into_owned();

@@ -205,19 +205,24 @@ fn stream(e: &Evidence) -> Verdict {
 
 fn kafka(e: &Evidence) -> Verdict {
     let kafka = &e.facts.kafka;
-    if let Some(trouble) = kafka.refused.as_ref().or(kafka.trouble.as_ref()) {
-        return Verdict::of(trouble);
-    }
+    let trouble = kafka.refused.as_ref().or(kafka.trouble.as_ref());
     let silent = kafka.silent_since.map(|since| span(since, e.now));
     if let Some(silent) = silent.filter(|silent| *silent >= SILENT_MAX) {
-        return Verdict::fails(
-            format!(
-                "kafka has delivered nothing for {}, {} events are on their way",
-                seconds(silent),
-                e.facts.in_flight.events
-            ),
-            "look at the brokers: do they run, are they reachable from here, have the partitions leaders and enough replicas in sync? Events wait and are sent again by themselves",
+        let what = format!(
+            "kafka has delivered nothing for {}, {} events wait",
+            seconds(silent),
+            e.facts.in_flight.events + e.facts.held.events
         );
+        return match trouble {
+            Some(Trouble { what: why, remedy }) => Verdict::fails(format!("{what}: {why}"), remedy),
+            None => Verdict::fails(
+                what,
+                "look at the brokers: do they run, are they reachable from here, have the partitions leaders and enough replicas in sync? Events wait and are sent again by themselves",
+            ),
+        };
+    }
+    if let Some(trouble) = trouble {
+        return Verdict::of(trouble);
     }
     match kafka.brokers {
         Some(brokers) if brokers.up == 0 => Verdict::fails(
@@ -228,7 +233,7 @@ fn kafka(e: &Evidence) -> Verdict {
             "{} of {} brokers connected",
             brokers.up, brokers.known
         )),
-        None if kafka.has_delivered => Verdict::holds("delivering"),
+        None if kafka.has_answered => Verdict::holds("the cluster has answered"),
         None => Verdict::unknown("no broker has answered yet"),
     }
 }

@@ -25,6 +25,7 @@ mod kafka;
 mod kafka_secured;
 mod kafka_security;
 mod load;
+mod matrix;
 mod odd;
 mod poison;
 mod postgres;

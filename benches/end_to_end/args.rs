@@ -4,12 +4,16 @@ const USAGE: &str =
     "usage: cargo bench --bench end_to_end -- [--quick] [--rounds N] [--only NAME]...
   --quick      small amounts, one round: does it work at all (no exit code for missed limits)
   --rounds N   repeat each measurement, the median counts [default: 3]
-  --only NAME  drain, drain-single, drain-unix, memory, latency, sustained or idle";
+  --only NAME  drain, drain-single, drain-unix, paired, paired-mapping, paired-tls,
+               memory, latency, sustained or idle";
 
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 10] = [
     "drain",
     "drain-single",
     "drain-unix",
+    "paired",
+    "paired-mapping",
+    "paired-tls",
     "memory",
     "latency",
     "sustained",

@@ -55,9 +55,9 @@ const SHAPES: [Shape; 3] = [
 
 /// One drain.
 #[derive(Clone, Copy, Default)]
-struct Drained {
-    rate: f64,
-    cpu: Cpu,
+pub struct Drained {
+    pub rate: f64,
+    pub cpu: Cpu,
     walsender: Cpu,
     broker: Cpu,
     peak_mb: f64,
@@ -127,7 +127,7 @@ fn one(servers: &Servers, shape: Shape, events: usize, number: usize) -> Round {
     }
 }
 
-fn drain_relay(rig: &Rig<'_>, end: &str, events: usize) -> Drained {
+pub fn drain_relay(rig: &Rig<'_>, end: &str, events: usize) -> Drained {
     let sql = rig.db.connect();
     let slot = rig.db.slot();
     let broker_before = Cpu::of(rig.broker.pid());

@@ -19,6 +19,15 @@ const PAYLOAD_POOL: &str = "
   from generate_series(0, 999) i;
   analyze pool";
 
+/// What a writer fills in our own layout.
+pub const OWN_COLUMNS: [&str; 5] = [
+    "event_id",
+    "aggregate_type",
+    "aggregate_id",
+    "event_type",
+    "payload",
+];
+
 /// A payload of that size for parameters.
 pub fn payload(serial: usize) -> String {
     let noise = |n: usize| n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 3;
@@ -31,6 +40,13 @@ pub fn payload(serial: usize) -> String {
 /// Commits `events` rows with so many rows a transaction, from two sessions. What making a backlog
 /// costs is not measured: commits do not wait for the disk.
 pub fn backlog(db: &Database<'_>, events: usize, rows: usize) {
+    backlog_in(db, "outbox", &OWN_COLUMNS, events, rows);
+}
+
+/// The same in a table of another name, whose columns have other names.
+pub fn backlog_in(db: &Database<'_>, table: &str, columns: &[&str; 5], events: usize, rows: usize) {
+    let columns = columns.join(", ");
+    let columns = columns.as_str();
     db.connect().run(PAYLOAD_POOL);
     let sessions = 2;
     let transactions = events / sessions / rows;
@@ -43,8 +59,7 @@ pub fn backlog(db: &Database<'_>, events: usize, rows: usize) {
                 sql.run(&format!(
                     "do $$ begin
                        for t in 1..{transactions} loop
-                         insert into outbox
-                           (event_id, aggregate_type, aggregate_id, event_type, payload)
+                         insert into {table} ({columns})
                          select gen_random_uuid(), 't', 'order-' || (t * {rows} + g) % 20011,
                                 'placed', (select payload from pool where i = (t * 7 + g) % 1000)
                          from generate_series(1, {rows}) g;

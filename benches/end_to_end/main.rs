@@ -7,6 +7,8 @@
 #![allow(dead_code)]
 
 mod args;
+#[path = "../../tests/live/certs.rs"]
+mod certs;
 mod drain;
 mod idle;
 #[path = "../../tests/live/kafka.rs"]
@@ -14,6 +16,7 @@ mod kafka;
 mod latency;
 mod load;
 mod memory;
+mod paired;
 #[path = "../../tests/live/postgres.rs"]
 mod postgres;
 #[path = "../../tests/live/proc.rs"]
@@ -45,8 +48,9 @@ fn main() {
     };
     let servers = Servers::start();
     let mut report = Report::new(&servers, &args);
-    let parts: [(&str, Part); 5] = [
+    let parts: [(&str, Part); 6] = [
         ("drain", drain::measure),
+        ("paired", paired::measure),
         ("memory", memory::measure),
         ("latency", latency::measure),
         ("sustained", sustained::measure),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::certs::Authority;
 use crate::kafka::{Broker, Jvm};
 use crate::postgres::{Cluster, Database, Pg, Sql};
 use crate::proc::{self, eventually};
@@ -13,22 +14,68 @@ pub const PARTITIONS: i32 = 12;
 pub struct Servers {
     pub cluster: Cluster,
     pub broker: Broker,
+    ca: Authority,
+    tls_port: u16,
 }
 
 impl Servers {
     pub fn start() -> Servers {
+        let cluster = Cluster::with(
+            Pg::V15,
+            &[
+                // As a small server has it; a backlog is not cut by checkpoints.
+                "shared_buffers = 512MB",
+                "max_wal_size = 16GB",
+                "wal_compression = off",
+            ],
+        );
+        let ca = Authority::new("bench");
+        let signed = ca.sign("localhost", &["127.0.0.1"]);
+        cluster.put("server.crt", &signed.certificate());
+        cluster.put("server.key", &signed.key());
+        let (port, tls_port) = (proc::free_port(), proc::free_port());
+        let pem = [signed.key(), signed.certificate()].concat();
+        let keystore = ca.put("broker.pem", &pem);
+        let open = format!("PLAINTEXT://127.0.0.1:{port},SSL://127.0.0.1:{tls_port}");
+        let controller = proc::free_port();
+        let lines = [
+            format!("listeners={open},CONTROLLER://127.0.0.1:{controller}"),
+            format!("advertised.listeners={open}"),
+            format!("controller.quorum.voters=1@127.0.0.1:{controller}"),
+            "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SSL:SSL,CONTROLLER:PLAINTEXT"
+                .to_owned(),
+            "ssl.keystore.type=PEM".to_owned(),
+            format!("ssl.keystore.location={}", keystore.display()),
+        ];
+        let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
         Servers {
-            cluster: Cluster::with(
-                Pg::V15,
-                &[
-                    // As a small server has it; a backlog is not cut by checkpoints.
-                    "shared_buffers = 512MB",
-                    "max_wal_size = 16GB",
-                    "wal_compression = off",
-                ],
-            ),
-            broker: Broker::on(Jvm::Fast, &[]),
+            cluster,
+            broker: Broker::made(Jvm::Fast, &lines, &[], port),
+            ca,
+            tls_port,
         }
+    }
+
+    /// Whether Postgres offers TLS: whoever does not ask for it would get it.
+    pub fn offer_tls(&self, switch: &str) {
+        self.cluster.configure(&[&format!("ssl = {switch}")]);
+        self.cluster.reload();
+        let sql = self.cluster.connect("postgres");
+        eventually(MINUTE, "TLS is switched", || {
+            (sql.one("show ssl") == switch).then_some(())
+        });
+    }
+
+    /// Arguments of `run` that lead to the broker's other listener.
+    pub fn kafka_over_tls(&self) -> Vec<String> {
+        vec![
+            "--brokers".to_owned(),
+            format!("127.0.0.1:{}", self.tls_port),
+            "--kafka".to_owned(),
+            "security.protocol=SSL".to_owned(),
+            "--kafka".to_owned(),
+            format!("ssl.ca.location={}", self.ca.file.display()),
+        ]
     }
 }
 
@@ -44,20 +91,39 @@ pub struct Rig<'a> {
     pub db: Database<'a>,
     pub broker: &'a Broker,
     pub socket: Socket,
+    /// More words of the connection string.
+    pub url_words: &'static str,
+    /// More arguments of `init` and `run`.
+    pub mapping: Vec<&'static str>,
+    /// How Kafka is reached, where it is not in the clear.
+    pub kafka: Vec<String>,
 }
 
 impl<'a> Rig<'a> {
     pub fn new(servers: &'a Servers, socket: Socket) -> Rig<'a> {
-        let rig = Rig {
+        let rig = Rig::bare(servers, socket);
+        rig.init();
+        rig
+    }
+
+    /// A database with nothing in it.
+    pub fn bare(servers: &'a Servers, socket: Socket) -> Rig<'a> {
+        Rig {
             db: servers.cluster.database(),
             broker: &servers.broker,
             socket,
-        };
-        let (url, slot) = (rig.url(), rig.db.slot());
-        let args = ["init", "--database-url", &url, "--slot", &slot];
+            url_words: "",
+            mapping: Vec::new(),
+            kafka: Vec::new(),
+        }
+    }
+
+    pub fn init(&self) {
+        let (url, slot) = (self.url(), self.db.slot());
+        let mut args = vec!["init", "--database-url", &url, "--slot", &slot];
+        args.extend(&self.mapping);
         run_to_end(&args, &[], MINUTE).expect_code(0);
-        rig.broker.create_topic(&rig.topic(), PARTITIONS);
-        rig
+        self.broker.create_topic(&self.topic(), PARTITIONS);
     }
 
     pub fn topic(&self) -> String {
@@ -74,10 +140,11 @@ impl<'a> Rig<'a> {
 
     fn url(&self) -> String {
         format!(
-            "host={} port={} user=postgres dbname={}",
+            "host={} port={} user=postgres dbname={} {}",
             self.host(),
             self.db.cluster.port,
-            self.db.name
+            self.db.name,
+            self.url_words
         )
     }
 
@@ -85,7 +152,12 @@ impl<'a> Rig<'a> {
         let (url, slot) = (self.url(), self.db.slot());
         let (brokers, topic) = (self.broker.bootstrap(), self.topic());
         let mut args = vec!["run", "--database-url", &url, "--slot", &slot];
-        args.extend(["--brokers", &brokers, "--topic", &topic]);
+        args.extend(["--topic", &topic]);
+        if self.kafka.is_empty() {
+            args.extend(["--brokers", &brokers]);
+        }
+        args.extend(self.kafka.iter().map(String::as_str));
+        args.extend(&self.mapping);
         // For trials: more arguments, separated by blanks.
         let more = std::env::var("BENCH_RUN_ARGS").unwrap_or_default();
         args.extend(more.split_whitespace());

@@ -127,7 +127,8 @@ impl Broker {
         Broker::made(Jvm::Small, properties, scram, port)
     }
 
-    fn made(jvm: Jvm, properties: &[&str], scram: &[&str], port: u16) -> Broker {
+    /// With all of that.
+    pub fn made(jvm: Jvm, properties: &[&str], scram: &[&str], port: u16) -> Broker {
         let servers = proc::servers();
         let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers");
         let dir = proc::dir("kafka");

@@ -36,7 +36,15 @@ const BAD_VALUES: [(&str, &[&str]); 9] = [
     ("topic", &["", "a.{b", "a.b}", "a.{}", "a b", "é"]),
     (
         "brokers",
-        &["", "http://127.0.0.1:9092", "h", "h:0", "h:99999", ",", "h:1,,"],
+        &[
+            "",
+            "http://127.0.0.1:9092",
+            "h",
+            "h:0",
+            "h:99999",
+            ",",
+            "h:1,,",
+        ],
     ),
     ("create_topics", &["0", "x", "1:0", "-1", "1:2:3"]),
     ("log", &["xml", ""]),
@@ -198,13 +206,19 @@ const MISTAKES: &[Mistake] = &[
     refused(
         "no such database",
         "",
-        &["--database-url", "postgresql://{user}@127.0.0.1:{port}/Nowhere"],
+        &[
+            "--database-url",
+            "postgresql://{user}@127.0.0.1:{port}/Nowhere",
+        ],
         "Nowhere",
     ),
     refused(
         "no such role",
         "",
-        &["--database-url", "postgresql://nobody_at_all@127.0.0.1:{port}/{db}"],
+        &[
+            "--database-url",
+            "postgresql://nobody_at_all@127.0.0.1:{port}/{db}",
+        ],
         "nobody_at_all",
     ),
     refused(
@@ -235,16 +249,35 @@ const MISTAKES: &[Mistake] = &[
     refused(
         "a table without our columns",
         "create table thin (id int)",
-        &["--table", "thin", "--slot", "{slot}_2", "--publication", "p2"],
+        &[
+            "--table",
+            "thin",
+            "--slot",
+            "{slot}_2",
+            "--publication",
+            "p2",
+        ],
         "event_id",
     ),
     refused(
         "a payload of numbers",
         "create table odd (like outbox); alter table odd drop payload; alter table odd add payload int",
-        &["--table", "odd", "--slot", "{slot}_2", "--publication", "p2"],
+        &[
+            "--table",
+            "odd",
+            "--slot",
+            "{slot}_2",
+            "--publication",
+            "p2",
+        ],
         "payload",
     ),
-    refused("no publication", "drop publication walrelay", &[], "publication"),
+    refused(
+        "no publication",
+        "drop publication walrelay",
+        &[],
+        "publication",
+    ),
     refused(
         "a publication of updates",
         "alter publication walrelay set (publish = 'insert, update')",
@@ -323,11 +356,7 @@ const MISTAKES: &[Mistake] = &[
         &["--brokers", "no-such-broker.invalid:9092"],
         "no-such-broker.invalid",
     ),
-    waited_for(
-        "an absent topic",
-        &["--topic", "{db}.none"],
-        "{db}.none",
-    ),
+    waited_for("an absent topic", &["--topic", "{db}.none"], "{db}.none"),
 ];
 
 #[test]

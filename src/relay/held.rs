@@ -45,6 +45,16 @@ impl Held {
         self.queue.push_back(waiting);
     }
 
+    /// The id of the first event that waits for this topic.
+    #[must_use]
+    pub fn first_for(&self, topic: &str, topics: &Topics) -> Option<String> {
+        let mut queue = self.queue.iter();
+        let first = queue.find(|waiting| topics.name(waiting.topic) == topic)?;
+        // `event_id` is the first header of every record.
+        let event_id = first.record.headers.first()?.value.as_deref()?;
+        Some(String::from_utf8_lossy(event_id).into_owned())
+    }
+
     /// Forgets this event and all that came after it.
     pub fn forget_from(&mut self, ticket: Ticket) {
         while let Some(last) = self.queue.back()

@@ -117,7 +117,11 @@ pub enum Notice {
         remedy: String,
     },
     OtherHistory(String),
-    TopicAbsent(String),
+    TopicAbsent {
+        topic: String,
+        /// The first event that waits for it.
+        event_id: Option<String>,
+    },
     TopicUnanswered {
         topic: String,
         why: String,
@@ -159,7 +163,9 @@ impl Notice {
     #[must_use]
     pub fn condition(&self) -> String {
         match self {
-            Notice::TopicAbsent(topic) | Notice::TopicUnanswered { topic, .. } => topic.clone(),
+            Notice::TopicAbsent { topic, .. } | Notice::TopicUnanswered { topic, .. } => {
+                topic.clone()
+            }
             other => format!("{:?}", std::mem::discriminant(other)),
         }
     }
@@ -189,7 +195,7 @@ impl Notice {
             | Notice::WasAway(_) => Severity::Warning,
             Notice::OtherHistory(_)
             | Notice::Failing(_)
-            | Notice::TopicAbsent(_)
+            | Notice::TopicAbsent { .. }
             | Notice::Blocked { .. } => Severity::Error,
         }
     }
@@ -222,10 +228,15 @@ impl fmt::Display for Notice {
                 f,
                 "the server's log is not the one seen before (restored copy or promoted standby): {what}; its stream is taken from the slot's own position, events published from the old log may have no row any more"
             ),
-            Notice::TopicAbsent(topic) => write!(
-                f,
-                "topic {topic} does not exist, its events wait; remedy: create {topic}, or run with --create-topics PARTITIONS"
-            ),
+            Notice::TopicAbsent { topic, event_id } => {
+                let first = event_id.as_ref().map_or_else(String::new, |event_id| {
+                    format!(" (event {event_id} is the first)")
+                });
+                write!(
+                    f,
+                    "topic {topic} does not exist, its events wait{first}; remedy: create {topic}, or run with --create-topics PARTITIONS"
+                )
+            }
             Notice::TopicUnanswered { topic, why } => {
                 write!(
                     f,

@@ -341,6 +341,7 @@ fn an_unreachable_broker_is_waited_for_and_named() {
     relay.stop();
 }
 
+// Case K04.
 #[test]
 fn an_absent_topic_is_named_and_waited_for() {
     let stage = Stage::shared(Pg::V15);
@@ -356,8 +357,12 @@ fn an_absent_topic_is_named_and_waited_for() {
     ins("typo", "2");
     ins("t", "3");
     let typo = stage.topic("typo");
+    let event = sql.one("select event_id from outbox where aggregate_type = 'typo'");
     relay.wait_for("the absent topic", Duration::from_secs(15), |line| {
-        line.has(&typo) && line.level() != "DEBUG"
+        line.level() == "ERROR"
+            && line.has(&typo)
+            && line.has(&event)
+            && line.has(&format!("create {typo}, or run with --create-topics"))
     });
     // The others flow, and the slot stays below the one that waits.
     stage.records(2);

@@ -542,7 +542,7 @@ impl Process {
             Notice::OtherHistory(_) => "another history",
             Notice::KafkaStalled { .. } => "closed because Kafka stalled",
             Notice::ProducerRebuilt { .. } => "the producer was rebuilt",
-            Notice::TopicAbsent(_) => "a topic was absent",
+            Notice::TopicAbsent { .. } => "a topic was absent",
             Notice::HaltedEventPassed(_) => "a halted event passed",
             Notice::WasAway(_) => "a leader was away",
             Notice::BatchTooLarge => "a batch was too large",

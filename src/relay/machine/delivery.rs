@@ -221,7 +221,13 @@ impl Machine {
                 });
             }
             TopicState::Present { .. } => {}
-            TopicState::Absent => self.remind(Notice::TopicAbsent(name.to_owned()), now),
+            TopicState::Absent => {
+                let notice = Notice::TopicAbsent {
+                    topic: name.to_owned(),
+                    event_id: self.held.first_for(name, &self.topics),
+                };
+                self.remind(notice, now);
+            }
             TopicState::Unknown(why) => self.remind(
                 Notice::TopicUnanswered {
                     topic: name.to_owned(),

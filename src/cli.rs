@@ -2,6 +2,7 @@
 //! lays it over the environment and the file, and parses it.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -77,17 +78,32 @@ pub struct SourceCli {
 }
 
 /// How to reach Kafka.
-#[derive(Debug, Default, Args)]
+#[derive(Default, Args)]
 pub struct KafkaCli {
     /// Kafka, as host:port,… (required by run); `mock` is the built-in demo broker
     #[arg(long, value_name = "LIST")]
     pub brokers: Option<String>,
-    /// Any librdkafka property (TLS, SASL, …); may be repeated
+    /// Any librdkafka property (TLS, SASL, …); may be repeated. In a value ${env:NAME} and
+    /// ${file:/path} stand for what is there: a command line can be read by others
     #[arg(long, value_name = "KEY=VALUE")]
     pub kafka: Vec<String>,
+    /// Prints a token for sasl.mechanism=OAUTHBEARER: a JWT, or JSON with access_token and
+    /// expires_in. Run by sh, again before the token expires
+    #[arg(long, value_name = "COMMAND")]
+    pub kafka_token_command: Option<String>,
     /// Make absent topics, with so many partitions and replicas [default: off]
     #[arg(long, value_name = "P[:R]")]
     pub create_topics: Option<String>,
+}
+
+/// Nothing of what may hold a password.
+impl fmt::Debug for KafkaCli {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaCli")
+            .field("brokers", &self.brokers)
+            .field("create_topics", &self.create_topics)
+            .finish_non_exhaustive()
+    }
 }
 
 /// How a row becomes a record.

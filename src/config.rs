@@ -10,6 +10,7 @@ mod database;
 mod layers;
 mod mapping;
 mod passfile;
+mod property;
 mod values;
 
 use std::fmt;
@@ -28,6 +29,7 @@ pub use database::{
 };
 pub use layers::Surroundings;
 use layers::{Given, Layers};
+pub use property::Property;
 
 /// What one invocation of the program is to do.
 #[derive(Debug)]
@@ -66,8 +68,10 @@ pub struct Source {
 pub struct Kafka {
     /// `host:port,…`; `mock` is the built-in demo broker.
     pub brokers: String,
-    /// Extra librdkafka properties, already checked against the ones that a promise rests on.
-    pub properties: Vec<(String, String)>,
+    /// Extra librdkafka properties.
+    pub properties: Vec<Property>,
+    /// Prints a token for OAUTHBEARER; run by `sh -c`.
+    pub token_command: Option<String>,
     pub create_topics: Option<CreateTopics>,
 }
 
@@ -300,11 +304,17 @@ fn kafka(layers: &Layers, args: cli::KafkaCli) -> Result<Option<Kafka>, Failure>
         Some(given) => values::create_topics(&given)?,
         None => None,
     };
-    let properties = layers.pairs("kafka", "--kafka", &args.kafka)?;
+    let properties = layers
+        .pairs("kafka", "--kafka", &args.kafka)?
+        .into_iter()
+        .map(|(name, text)| Property::parse(name, &text, |name| layers.variable(name)))
+        .collect::<Result<_, _>>()?;
+    let token_command = layers.get("kafka_token_command", args.kafka_token_command)?;
     let brokers = layers.get("brokers", args.brokers)?;
     Ok(brokers.map(|brokers| Kafka {
         brokers: brokers.value,
         properties,
+        token_command: token_command.map(|given| given.value),
         create_topics,
     }))
 }
@@ -442,13 +452,13 @@ impl fmt::Display for TableName {
     }
 }
 
-/// Names of properties only: among the values is `sasl.password`.
+/// No values of properties, among which is `sasl.password`; a command may hold a secret too.
 impl fmt::Debug for Kafka {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<&str> = self.properties.iter().map(|(k, _)| k.as_str()).collect();
         f.debug_struct("Kafka")
             .field("brokers", &self.brokers)
-            .field("properties", &names)
+            .field("properties", &self.properties)
+            .field("token_command", &self.token_command.as_ref().map(|_| "***"))
             .field("create_topics", &self.create_topics)
             .finish()
     }

@@ -7,7 +7,6 @@ use walrelay::cli::Cli;
 use walrelay::commands;
 use walrelay::config::{Config, Surroundings, Task};
 use walrelay::error::{Exit, Failure};
-use walrelay::io::kafka;
 use walrelay::service;
 use walrelay::telemetry::{self, Voice};
 
@@ -63,11 +62,7 @@ fn start(cli: Cli) -> Result<(), Failure> {
 
 async fn dispatch(task: Task) -> Result<(), Failure> {
     match task {
-        Task::Run(config) => {
-            kafka::check_brokers(&config.kafka.brokers)?;
-            kafka::check_properties(&config.kafka.properties)?;
-            service::run(*config).await
-        }
+        Task::Run(config) => service::run(*config).await,
         Task::Init(config) => commands::init::run(*config).await,
         Task::Check(config) => commands::check::run(*config).await,
         Task::Status(config) => commands::status::run(*config).await,

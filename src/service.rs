@@ -362,7 +362,7 @@ impl Service {
     }
 
     fn on_reach(&mut self, reach: kafka::Reach, now: Moment) {
-        match self.publisher.watch().on_reach(reach, now) {
+        match self.publisher.on_reach(reach, now) {
             kafka::News::None => {}
             kafka::News::Trouble { what, remedy } => {
                 tracing::error!("kafka: {what}; remedy: {remedy}");
@@ -599,7 +599,7 @@ impl Service {
             self.limit_batch(self.batch_bytes / 2);
         }
         if let Notice::KafkaStalled { .. } = notice {
-            self.publisher.watch().suspect();
+            self.publisher.suspect();
         }
         let slot = self.surroundings.source.slot.as_str();
         match notice.severity() {
@@ -632,7 +632,7 @@ impl Service {
             return;
         }
         self.live_at = now + LIVE_INTERVAL;
-        if self.publisher.watch().wants_look(now) {
+        if self.publisher.wants_look(now) {
             self.spawn(jobs::reach(Arc::clone(&self.surroundings)));
         }
         self.vitals.hand_over(&self.machine, &self.publisher, now);

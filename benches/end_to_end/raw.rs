@@ -97,6 +97,7 @@ fn publisher(broker: &Broker) -> Publisher {
     let kafka = config::Kafka {
         brokers: broker.bootstrap(),
         properties: Vec::new(),
+        token_command: None,
         create_topics: None,
     };
     let settings = Settings::new(&kafka, "bench").expect("no mock broker to start");

@@ -300,6 +300,7 @@ fn broker(config: &DemoConfig) -> Result<(Kafka, kafka::Settings, String), Failu
     let to_kafka = Kafka {
         brokers,
         properties: Vec::new(),
+        token_command: None,
         create_topics: None,
     };
     let kafka = kafka::Settings::new(&to_kafka, "walrelay-demo")?;

@@ -26,7 +26,7 @@ pub(super) struct Given {
 }
 
 /// Every key of the file; some are [`TABLES`].
-const KEYS: [&str; 22] = [
+const KEYS: [&str; 23] = [
     "brokers",
     "columns",
     "create_topics",
@@ -35,6 +35,7 @@ const KEYS: [&str; 22] = [
     "http",
     "in_flight_bytes",
     "kafka",
+    "kafka_token_command",
     "lock_timeout",
     "log",
     "on_gap",
@@ -51,9 +52,10 @@ const KEYS: [&str; 22] = [
     "topics",
 ];
 /// Settings that are names: a bare number there is a slip.
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 7] = [
     "brokers",
     "database_url",
+    "kafka_token_command",
     "publication",
     "slot",
     "table",
@@ -183,6 +185,11 @@ impl<'a> Layers<'a> {
             return Ok(None);
         };
         not_empty(given).map(Some)
+    }
+
+    /// What the environment holds under any name.
+    pub fn variable(&self, name: &str) -> Option<String> {
+        self.around.env.get(name).cloned()
     }
 
     /// A value that only a flag may give.

@@ -135,7 +135,12 @@ fn pairs_are_merged_by_name() {
         "trace=trace_id",
     ];
     let config = run_in(&env, &args).expect("right");
-    let mut properties = config.kafka.properties;
+    let mut properties: Vec<(String, String)> = config
+        .kafka
+        .properties
+        .iter()
+        .map(|property| (property.name.clone(), property.read().expect("plain text")))
+        .collect();
     properties.sort();
     let expected = [
         ("enable.x", "true"),

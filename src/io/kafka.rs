@@ -14,11 +14,13 @@ mod check;
 mod context;
 mod mock;
 mod native;
+mod properties;
 mod publisher;
 mod reader;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod token;
 mod topics;
 mod watch;
 
@@ -27,9 +29,10 @@ pub use context::{BrokerStats, ClientNotice};
 pub use mock::MockBroker;
 pub use publisher::{Publisher, Rebuilt};
 pub use reader::{Extent, Got, Reader};
-pub use settings::{MESSAGE_BYTES_MAX, Settings, check_brokers, check_properties};
+pub use settings::{MESSAGE_BYTES_MAX, Settings, check_brokers};
 pub use topics::{create_topic, lookup_topic};
-pub use watch::{News, Watch};
+pub use watch::News;
+use watch::Watch;
 
 use rdkafka::error::KafkaError;
 

@@ -98,6 +98,14 @@ pub async fn reach(
         return reach;
     }
     let until = Instant::now() + within;
+    if let Some(token) = settings.token() {
+        // A token command has ten seconds of its own.
+        let _ = tokio::time::timeout(within, token.ready()).await;
+        if let Err(why) = token.token() {
+            reach.add([words::no_token(&why)]);
+            return reach;
+        }
+    }
     let bootstrap = probe_all(&Address::list(settings.bootstrap()), until).await;
     if bootstrap.iter().all(|(_, reached)| reached.is_err()) {
         reach.add([words::nobody(&bootstrap)]);

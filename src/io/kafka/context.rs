@@ -1,10 +1,12 @@
 //! What librdkafka tells a client while it is polled: reports, errors, log lines, statistics.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::error::Error;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientContext;
+use rdkafka::client::OAuthToken;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 use rdkafka::message::DeliveryResult;
@@ -13,6 +15,8 @@ use serde::Deserialize;
 use tracing::{debug, warn};
 
 use super::code_of;
+use super::properties::Secrets;
+use super::token::TokenSource;
 use crate::record::{KafkaCode, Report, Ticket};
 
 /// Different notices that are kept between two looks; later ones are dropped, the first say it.
@@ -78,9 +82,14 @@ pub struct BrokerStats {
 /// One client's context. Its locks are taken by the polling thread only, so never waited for.
 #[derive(Default)]
 pub struct Inbox {
+    /// Nothing of these leaves in a log line or a notice.
+    secrets: Secrets,
+    tokens: Option<Arc<TokenSource>>,
     reports: Mutex<Vec<Report>>,
     notices: Mutex<Vec<ClientNotice>>,
     stats: Mutex<Option<BrokerStats>>,
+    /// Number and address of each broker, as the cluster has told them.
+    nodes: Mutex<Vec<(i32, String)>>,
     log: Mutex<LogPace>,
 }
 
@@ -91,6 +100,18 @@ struct LogPace {
 }
 
 impl Inbox {
+    pub fn new(secrets: Secrets, tokens: Option<Arc<TokenSource>>) -> Self {
+        Inbox {
+            secrets,
+            tokens,
+            ..Inbox::default()
+        }
+    }
+
+    pub fn secrets(&self) -> &Secrets {
+        &self.secrets
+    }
+
     pub fn reports(&self) -> MutexGuard<'_, Vec<Report>> {
         lock(&self.reports)
     }
@@ -106,6 +127,12 @@ impl Inbox {
 
     pub fn stats(&self) -> Option<BrokerStats> {
         *lock(&self.stats)
+    }
+
+    /// Number and address of each broker: from the statistics, which know them even where none of
+    /// them can be reached.
+    pub fn nodes(&self) -> Vec<(i32, String)> {
+        lock(&self.nodes).clone()
     }
 
     /// Is this line within the pace? `Some(n)`: yes, and `n` before it were left out.
@@ -131,7 +158,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ClientContext for Inbox {
+    const ENABLE_REFRESH_OAUTH_TOKEN: bool = true;
+
+    /// Called in a poll, on the thread that relays: from memory.
+    fn generate_oauth_token(&self, _config: Option<&str>) -> Result<OAuthToken, Box<dyn Error>> {
+        match &self.tokens {
+            Some(tokens) => Ok(tokens.token()?),
+            None => Err("there is no --kafka-token-command".into()),
+        }
+    }
+
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        let line = self.secrets.hide(line);
         let loud = match level {
             RDKafkaLogLevel::Emerg
             | RDKafkaLogLevel::Alert
@@ -160,7 +198,8 @@ impl ClientContext for Inbox {
         if code == GAPLESS_GUARANTEE {
             return;
         }
-        let text = without_counters(reason);
+        let reason = self.secrets.hide(reason);
+        let text = without_counters(&reason);
         let mut notices = lock(&self.notices);
         if let Some(known) = notices
             .iter_mut()
@@ -178,7 +217,10 @@ impl ClientContext for Inbox {
 
     fn stats_raw(&self, json: &[u8]) {
         match serde_json::from_slice::<RawStats>(json) {
-            Ok(raw) => *lock(&self.stats) = Some(raw.digest()),
+            Ok(raw) => {
+                *lock(&self.stats) = Some(raw.digest());
+                *lock(&self.nodes) = raw.nodes();
+            }
             Err(error) => debug!(%error, "librdkafka's statistics cannot be read"),
         }
     }
@@ -216,6 +258,8 @@ struct RawStats {
 #[derive(Deserialize)]
 struct RawBroker {
     nodeid: i64,
+    #[serde(default)]
+    nodename: String,
     state: String,
     rtt: Option<RawWindow>,
 }
@@ -227,6 +271,15 @@ struct RawWindow {
 }
 
 impl RawStats {
+    fn nodes(&self) -> Vec<(i32, String)> {
+        let known = self.brokers.values().filter(|broker| broker.nodeid >= 0);
+        known
+            .filter_map(|broker| {
+                Some((i32::try_from(broker.nodeid).ok()?, broker.nodename.clone()))
+            })
+            .collect()
+    }
+
     fn digest(&self) -> BrokerStats {
         let mut stats = BrokerStats::default();
         let micros = |n: i64| Duration::from_micros(u64::try_from(n).unwrap_or(0));
@@ -286,10 +339,11 @@ mod tests {
             br#"{"brokers":{
                 "a:1/bootstrap":{"nodeid":-1,"state":"UP","rtt":{"p50":9,"p99":9}},
                 "a:1/1":{"nodeid":1,"state":"UP","rtt":{"p50":100,"p99":250}},
-                "b:1/2":{"nodeid":2,"state":"INIT"}}}"#,
+                "b:1/2":{"nodeid":2,"nodename":"b:1","state":"INIT"}}}"#,
         );
         let stats = inbox.stats().expect("read");
         assert_eq!((stats.brokers_known, stats.brokers_up), (2, 1));
         assert_eq!(stats.rtt_p99, Duration::from_micros(250));
+        assert!(inbox.nodes().contains(&(2, "b:1".to_owned())));
     }
 }

@@ -5,12 +5,14 @@
 
 pub mod admin;
 
-use std::ffi::c_void;
+use std::ffi::{CStr, CString, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rdkafka::ClientContext;
 use rdkafka::bindings as rd;
+use rdkafka::client::{Client, OAuthToken};
 use rdkafka::producer::{BaseProducer, Producer as _};
 use tokio::sync::Notify;
 
@@ -65,6 +67,53 @@ impl Producer {
     pub fn queue_length(&self) -> usize {
         // SAFETY: the handle is live until `MainQueue` is dropped; the call locks for itself.
         unsafe { rd::rd_kafka_queue_length(self.queue.handle.as_ptr()) }
+    }
+}
+
+/// Gives a client the token that it logs in with. (One that is polled asks for it by itself.)
+///
+/// # Errors
+/// The library's words: a token that has expired.
+pub fn set_token<C: ClientContext>(client: &Client<C>, token: &OAuthToken) -> Result<(), String> {
+    let value = CString::new(token.token.as_str()).map_err(|error| error.to_string())?;
+    let principal =
+        CString::new(token.principal_name.as_str()).map_err(|error| error.to_string())?;
+    let mut words = [0; 256];
+    // SAFETY: the client is live, the strings are for the time of the call, which copies them; the
+    // buffer's length is the one that is given, and the library ends its words with a NUL.
+    unsafe {
+        let code = rd::rd_kafka_oauthbearer_set_token(
+            client.native_ptr(),
+            value.as_ptr(),
+            token.lifetime_ms,
+            principal.as_ptr(),
+            std::ptr::null_mut(),
+            0,
+            words.as_mut_ptr(),
+            words.len(),
+        );
+        if code as i32 == 0 {
+            return Ok(());
+        }
+        Err(CStr::from_ptr(words.as_ptr())
+            .to_string_lossy()
+            .into_owned())
+    }
+}
+
+/// Changes user and password of a client that lives: the next login is with these.
+pub fn set_login(client: &BaseProducer<Inbox>, user: &str, password: &str) {
+    let (Ok(user), Ok(password)) = (CString::new(user), CString::new(password)) else {
+        return;
+    };
+    // SAFETY: the client is live, the strings are for the time of the call, which copies them; an
+    // error is ours to destroy. There is none for strings that are not null.
+    unsafe {
+        let client = client.client().native_ptr();
+        let error = rd::rd_kafka_sasl_set_credentials(client, user.as_ptr(), password.as_ptr());
+        if !error.is_null() {
+            rd::rd_kafka_error_destroy(error);
+        }
     }
 }
 

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use rdkafka::error::KafkaError;
 use rdkafka::message::{Header as KafkaHeader, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _, PurgeConfig};
-use tracing::error;
+use tracing::{error, info};
 
 use super::context::{BrokerStats, ClientNotice, Inbox};
 use super::native::{Producer, Signal};
-use super::{Settings, Watch, code_of};
+use super::token::TokenSource;
+use super::{News, Reach, Settings, Watch, code_of, native};
 use crate::error::{Failure, kafka};
 use crate::record::{KafkaCode, Record, Report, Ticket};
 
@@ -61,6 +62,8 @@ pub struct Publisher {
     state: State,
     late: bool,
     watch: Watch,
+    /// What the producer logs in with.
+    login: Option<(String, String)>,
 }
 
 impl Publisher {
@@ -70,12 +73,7 @@ impl Publisher {
     /// Usage: properties that do not go together, a certificate file that is not there.
     pub fn new(settings: &Settings) -> Result<Self, Failure> {
         let signal = Arc::new(Signal::default());
-        let producer = make(settings, &signal).map_err(|error| {
-            Failure::usage(
-                format!("the Kafka client cannot be made: {error}"),
-                "mend the --kafka properties that it names",
-            )
-        })?;
+        let producer = make(settings, &signal)?;
         Ok(Publisher {
             settings: settings.clone(),
             producer: Some(producer),
@@ -87,6 +85,7 @@ impl Publisher {
             state: State::Sending,
             late: false,
             watch: Watch::default(),
+            login: settings.login(),
         })
     }
 
@@ -184,14 +183,15 @@ impl Publisher {
         self.retire();
         match make(&self.settings, &self.signal) {
             Ok(producer) => {
+                self.login = self.settings.login();
                 self.producer = Some(producer);
                 self.state = State::Sending;
                 Some(Rebuilt {
                     late: std::mem::take(&mut self.late),
                 })
             }
-            Err(error) => {
-                error!(%error, "the Kafka client cannot be made anew, will be tried again");
+            Err(failure) => {
+                error!("{}; will be tried again", failure.one_line());
                 None
             }
         }
@@ -208,6 +208,9 @@ impl Publisher {
             let context = producer.client().context();
             self.notices.append(&mut context.take_notices());
         }
+        let token = self.settings.token();
+        self.notices
+            .extend(token.and_then(TokenSource::take_notice));
         if !self.notices.is_empty() {
             self.watch.suspect();
         }
@@ -229,9 +232,32 @@ impl Publisher {
         is_due
     }
 
-    /// What is known of the cluster as a whole.
-    pub fn watch(&mut self) -> &mut Watch {
-        &mut self.watch
+    /// Something hints that not all is well with the cluster.
+    pub fn suspect(&mut self) {
+        self.watch.suspect();
+    }
+
+    /// Is another look at the cluster due? Then it is taken to be under way until `on_reach`.
+    pub fn wants_look(&mut self, now: Duration) -> bool {
+        self.watch.wants_look(now)
+    }
+
+    /// What a look has found; a password that was changed meanwhile is taken up.
+    pub fn on_reach(&mut self, reach: Reach, now: Duration) -> News {
+        self.renew_login();
+        self.watch.on_reach(reach, now)
+    }
+
+    /// The client goes on with the user and the password that it was made with, while files change.
+    fn renew_login(&mut self) {
+        let login = self.settings.login();
+        if let (Some(new), Some(producer)) = (&login, &self.producer)
+            && login != self.login
+        {
+            native::set_login(producer.client(), &new.0, &new.1);
+            info!("kafka: user or password has changed, and is used from now on");
+            self.login = login;
+        }
     }
 
     /// What is wrong with Kafka as the last look found it, and what to do about it.
@@ -315,8 +341,8 @@ impl Publisher {
     }
 }
 
-fn make(settings: &Settings, signal: &Arc<Signal>) -> Result<Producer, KafkaError> {
-    let client: BaseProducer<Inbox> = settings.producing().create_with_context(Inbox::default())?;
+fn make(settings: &Settings, signal: &Arc<Signal>) -> Result<Producer, Failure> {
+    let client = settings.producing()?.make()?;
     Ok(Producer::new(client, Arc::clone(signal)))
 }
 

@@ -52,7 +52,8 @@ impl Reader {
     /// # Errors
     /// The client library's words.
     pub fn new(settings: &Settings, topic: &str, partitions: i32) -> Result<Self, String> {
-        let mut config = settings.asking();
+        let recipe = settings.asking().map_err(|failure| failure.one_line())?;
+        let mut config = recipe.config;
         // Not a word to a group's coordinator: partitions are assigned and nothing is committed.
         config
             .set("group.id", "walrelay-reader")

@@ -35,6 +35,7 @@ fn mock_settings() -> Settings {
     let kafka = Kafka {
         brokers: "mock".into(),
         properties: Vec::new(),
+        token_command: None,
         create_topics: None,
     };
     let settings = Settings::new(&kafka, "test").expect("the simulated cluster starts");
@@ -413,6 +414,7 @@ fn a_question_without_an_answer_says_why() {
         let kafka = Kafka {
             brokers: "no-such-host.invalid:9092".into(),
             properties: Vec::new(),
+            token_command: None,
             create_topics: None,
         };
         let settings = Settings::new(&kafka, "test").expect("nothing is contacted");

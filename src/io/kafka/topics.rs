@@ -1,22 +1,28 @@
 //! What the cluster says about a topic, and making one. Off the service's thread: these calls wait
 //! for the cluster.
 
+use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{BaseProducer, Producer as _};
 
 use super::context::Inbox;
-use super::{ClientNotice, Settings};
+use super::native::admin::{Answer, Questions};
+use super::{ClientNotice, Settings, native};
 use crate::config::CreateTopics;
+use crate::error::Failure;
 use crate::record::TopicState;
 
 /// For one request; an answer takes milliseconds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// An idle client costs little, but not nothing.
 const IDLE_MAX: Duration = Duration::from_secs(30);
+
+/// Each poll handles one event; a handful waits after a failed connection.
+const POLLS: usize = 64;
 
 type Asker = BaseProducer<Inbox>;
 
@@ -36,13 +42,15 @@ impl Lookup {
             *used = Instant::now();
             return Ok((Arc::clone(asker), false));
         }
-        let asker: Asker = settings
-            .asking()
-            .create_with_context(Inbox::default())
-            .map_err(|error| error.to_string())?;
-        let asker = Arc::new(asker);
+        let asker = Arc::new(make(settings)?);
         *slot = Some((Arc::clone(&asker), Instant::now()));
         Ok((asker, true))
+    }
+
+    fn forget(&self) {
+        let asker = self.slot().take();
+        // Whoever asks has a share in it, and is on a thread that may block.
+        drop(asker);
     }
 
     /// Takes the client out when nobody used it for a while.
@@ -71,6 +79,16 @@ impl Lookup {
     fn slot(&self) -> MutexGuard<'_, Option<(Arc<Asker>, Instant)>> {
         lock(&self.asker)
     }
+}
+
+fn make(settings: &Settings) -> Result<Asker, String> {
+    let words = |failure: Failure| failure.causes.join("; ");
+    let asker = settings.asking().map_err(words)?.make().map_err(words)?;
+    // Where tokens are used, the first poll is where one is asked for.
+    for _ in 0..POLLS {
+        asker.poll(Duration::ZERO);
+    }
+    Ok(asker)
 }
 
 /// A panic elsewhere leaves these values whole.
@@ -111,7 +129,7 @@ pub async fn lookup_topic(settings: &Settings, topic: &str) -> TopicState {
             TopicState::Present { partitions, .. } if settings.mock().is_none() => {
                 TopicState::Present {
                     partitions,
-                    max_message_bytes: max_message_bytes(&settings, &topic),
+                    max_message_bytes: max_message_bytes(&asker, &topic),
                 }
             }
             state => state,
@@ -134,7 +152,13 @@ fn ask(lookup: &Lookup, asker: &Asker, topic: &str) -> TopicState {
     let heard = likeliest_cause(asker);
     let metadata = match answer {
         Ok(metadata) => metadata,
-        Err(error) => return TopicState::Unknown(lookup.explain(heard, &error)),
+        Err(error) => {
+            if heard.as_ref().is_some_and(ClientNotice::is_definite) {
+                // The next question is asked by another client, with what the files hold then.
+                lookup.forget();
+            }
+            return TopicState::Unknown(lookup.explain(heard, &error));
+        }
     };
     *lock(&lookup.reason) = None;
     let Some(found) = metadata.topics().iter().find(|t| t.name() == topic) else {
@@ -161,8 +185,7 @@ fn ask(lookup: &Lookup, asker: &Asker, topic: &str) -> TopicState {
 
 /// The likeliest cause of a question without an answer, in the client library's words.
 fn likeliest_cause(asker: &Asker) -> Option<ClientNotice> {
-    // Each poll handles one event; a handful waits here after a failed connection.
-    for _ in 0..64 {
+    for _ in 0..POLLS {
         asker.poll(Duration::ZERO);
     }
     let notices = asker.context().take_notices();
@@ -170,23 +193,18 @@ fn likeliest_cause(asker: &Asker) -> Option<ClientNotice> {
 }
 
 /// `None` where the cluster does not let us read it.
-fn max_message_bytes(settings: &Settings, topic: &str) -> Option<usize> {
-    let admin: AdminClient<Inbox> = settings
-        .asking()
-        .create_with_context(Inbox::default())
-        .ok()?;
-    let resource = [ResourceSpecifier::Topic(topic)];
-    let options = AdminOptions::new().request_timeout(Some(ANSWER_WITHIN));
-    let answer = admin.describe_configs(&resource, &options);
-    let answer = tokio::runtime::Handle::current().block_on(answer);
-    // Its thread looks every 100 ms whether it should end; the first event of a topic need not wait.
-    tokio::task::spawn_blocking(move || drop(admin));
-    let mut answer = answer.ok()?;
-    let config = answer.pop()?.ok()?;
-    config
-        .get("max.message.bytes")
-        .and_then(|entry| entry.value.as_ref())
-        .and_then(|value| value.parse().ok())
+fn max_message_bytes(asker: &Asker, topic: &str) -> Option<usize> {
+    let questions = Questions::over(asker);
+    questions.configs(&[CString::new(topic).ok()?], ANSWER_WITHIN);
+    let Some(Answer::Configs(Ok(configs))) = questions.next(ANSWER_WITHIN) else {
+        return None;
+    };
+    let (_, config) = configs.into_iter().next()?;
+    let config = config.ok()?;
+    let (_, value) = config
+        .iter()
+        .find(|(name, _)| name == "max.message.bytes")?;
+    value.parse().ok()
 }
 
 /// Makes a topic; one that exists is left as it is.
@@ -204,10 +222,17 @@ pub async fn create_topic(
     let settings = settings.clone();
     let topic = topic.to_owned();
     let made = tokio::task::spawn_blocking(move || {
-        let admin: AdminClient<Inbox> = settings
+        let recipe = settings
             .asking()
-            .create_with_context(Inbox::default())
+            .map_err(|failure| failure.causes.join("; "))?;
+        let admin: AdminClient<Inbox> = recipe
+            .config
+            .create_with_context(recipe.context)
             .map_err(|error| error.to_string())?;
+        // Nobody polls this client where a token would be asked for.
+        if let Some(tokens) = settings.token() {
+            native::set_token(admin.inner(), &tokens.token()?)?;
+        }
         // -1: the cluster's default.
         let replication = TopicReplication::Fixed(how.replication.unwrap_or(-1));
         let new = [NewTopic::new(&topic, how.partitions, replication)];

@@ -12,36 +12,45 @@ use super::super::{ClientNotice, Settings};
 use super::address::Address;
 use crate::record::KafkaCode;
 
-/// Between two looks at what the client library complains of.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Between two looks at what the client library complains of: short at first, when it connects.
+const LOOK_EVERY_MIN: Duration = Duration::from_millis(100);
+const LOOK_EVERY_MAX: Duration = Duration::from_millis(500);
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// A client that is done with is waited for no longer than this.
 const DESTROY_WITHIN: Duration = Duration::from_millis(200);
 /// One question names no more topics than this.
 const TOPICS_MAX: usize = 1_000;
 
+/// Per topic.
+type ByName<T> = HashMap<String, Result<T, Refusal>>;
+
 /// What was answered until the time was up. `None`: nothing.
 #[derive(Debug, Default)]
 pub struct Heard {
     pub cluster: Option<Result<Vec<Node>, Refusal>>,
-    pub topics: Option<Result<HashMap<String, Result<Topic, Refusal>>, Refusal>>,
-    pub configs: Option<Result<HashMap<String, Result<TopicConfig, Refusal>>, Refusal>>,
+    pub topics: Option<Result<ByName<Topic>, Refusal>>,
+    pub configs: Option<Result<ByName<TopicConfig>, Refusal>>,
     /// The likeliest cause of a silence.
     pub notice: Option<ClientNotice>,
 }
 
 impl Heard {
+    /// It could not even be asked.
+    fn refused(text: String) -> Self {
+        let code = KafkaCode(0);
+        Heard {
+            cluster: Some(Err(Refusal { code, text })),
+            ..Heard::default()
+        }
+    }
+
     /// Only an operator can put it right.
     pub fn is_definite(&self) -> bool {
         self.notice.as_ref().is_some_and(ClientNotice::is_definite)
     }
 
-    fn is_complete(&self) -> bool {
-        self.cluster.is_some() && self.topics.is_some() && self.configs.is_some()
-    }
-
     fn take(&mut self, answer: Answer) {
         match answer {
-            Answer::Cluster(nodes) => self.cluster = Some(nodes),
             Answer::Topics(topics) => self.topics = Some(topics.map(by_name)),
             Answer::Configs(configs) => self.configs = Some(configs.map(by_name)),
         }
@@ -61,7 +70,7 @@ impl Heard {
     }
 }
 
-fn by_name<T>(each: Each<T>) -> HashMap<String, Result<T, Refusal>> {
+fn by_name<T>(each: Each<T>) -> ByName<T> {
     each.into_iter().collect()
 }
 
@@ -79,29 +88,25 @@ pub async fn all(
     topics: &[String],
     until: Instant,
 ) -> Heard {
-    let mut config = settings.asking();
-    config
+    let mut recipe = match settings.asking() {
+        Ok(recipe) => recipe,
+        Err(failure) => return Heard::refused(failure.causes.join("; ")),
+    };
+    recipe
+        .config
         .set("bootstrap.servers", bootstrap.join(","))
         // A client that lives for a second looks again at once.
-        .set("reconnect.backoff.max.ms", "250");
+        .set("reconnect.backoff.max.ms", "250")
+        .set("statistics.interval.ms", "100");
     let topics: Vec<CString> = topics
         .iter()
         .filter_map(|topic| CString::new(topic.as_str()).ok())
         .take(TOPICS_MAX)
         .collect();
     let asked = tokio::task::spawn_blocking(move || {
-        let client: BaseProducer<Inbox> = match config.create_with_context(Inbox::default()) {
+        let client: BaseProducer<Inbox> = match recipe.make() {
             Ok(client) => client,
-            Err(error) => {
-                let text = format!("the Kafka client cannot be made: {error}");
-                return Heard {
-                    cluster: Some(Err(Refusal {
-                        code: KafkaCode(0),
-                        text,
-                    })),
-                    ..Heard::default()
-                };
-            }
+            Err(failure) => return Heard::refused(failure.causes.join("; ")),
         };
         let heard = ask(&client, &topics, until);
         destroy(client);
@@ -112,26 +117,60 @@ pub async fn all(
 
 fn ask(client: &BaseProducer<Inbox>, topics: &[CString], until: Instant) -> Heard {
     let mut heard = Heard::default();
-    let left = || until.saturating_duration_since(Instant::now());
     let questions = Questions::over(client);
-    questions.cluster(left());
     if topics.is_empty() {
         heard.topics = Some(Ok(HashMap::new()));
         heard.configs = Some(Ok(HashMap::new()));
     } else {
-        questions.topics(topics, left());
-        questions.configs(topics, left());
+        questions.topics(topics, left(until));
+        questions.configs(topics, left(until));
     }
-    while !heard.is_complete() && !left().is_zero() {
+    let mut slice = LOOK_EVERY_MIN;
+    while !left(until).is_zero() {
         heard.take_notices(client);
         if heard.is_definite() {
+            return heard;
+        }
+        let answer = questions.brokers(slice.min(left(until)));
+        // As soon as the brokers' own addresses are known, the client asks nobody but them.
+        let answer = answer.or_else(|refusal| told(client).ok_or(refusal));
+        let is_answered = answer.is_ok();
+        heard.cluster = Some(answer);
+        if is_answered {
             break;
         }
-        if let Some(answer) = questions.next(LOOK_EVERY.min(left())) {
+        slice = (slice * 2).min(LOOK_EVERY_MAX);
+    }
+    // A broker that answers one question answers the others, where it can be reached.
+    let until = until.min(Instant::now() + ANSWER_WITHIN);
+    while heard.topics.is_none() || heard.configs.is_none() {
+        if left(until).is_zero() {
+            break;
+        }
+        if let Some(answer) = questions.next(left(until)) {
             heard.take(answer);
         }
     }
     heard
+}
+
+/// The brokers that the client was told of, reachable or not.
+fn told(client: &BaseProducer<Inbox>) -> Option<Vec<Node>> {
+    let mut nodes: Vec<Node> = client
+        .context()
+        .nodes()
+        .into_iter()
+        .filter_map(|(id, name)| {
+            let Address { host, port } = Address::list(&name).into_iter().next()?;
+            Some(Node { id, host, port })
+        })
+        .collect();
+    nodes.sort_by_key(|node| node.id);
+    (!nodes.is_empty()).then_some(nodes)
+}
+
+fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now())
 }
 
 /// Destroying a client joins its threads, and one of them may be resolving a name.

@@ -60,6 +60,14 @@ type Probed = (Address, Result<(), Unreachable>);
 
 // ---- the way there -------------------------------------------------------------------------
 
+/// Nobody logs in without one.
+pub fn no_token(why: &str) -> Said {
+    Finding::failed("kafka token", why, TOKEN).into()
+}
+
+const TOKEN: &str = "look at --kafka-token-command: it is to print a token on its standard output \
+                     and end with 0, within ten seconds";
+
 /// None of the brokers that the operator named can be reached.
 pub fn nobody(bootstrap: &[Probed]) -> Said {
     let bad: Vec<(&Address, &Unreachable)> = unreachable(bootstrap).collect();
@@ -136,7 +144,7 @@ fn remedy_of(notice: &ClientNotice) -> &'static str {
         "set --kafka sasl.mechanism to one that the listener offers; one that offers none wants \
          security.protocol plaintext or ssl, or you mean the port of another listener"
     } else if says("OAUTHBEARER token") {
-        "look at --kafka-token-command: it prints a token on its standard output"
+        TOKEN
     } else if says("invalid_token") {
         "look at what --kafka-token-command prints: the broker does not take this token"
     } else if says("hostname mismatch") || says("IP address mismatch") {

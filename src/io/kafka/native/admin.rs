@@ -55,7 +55,6 @@ pub type TopicConfig = Vec<(String, String)>;
 pub type Each<T> = Vec<(String, Result<T, Refusal>)>;
 
 pub enum Answer {
-    Cluster(Result<Vec<Node>, Refusal>),
     Topics(Result<Each<Topic>, Refusal>),
     Configs(Result<Each<TopicConfig>, Refusal>),
 }
@@ -76,16 +75,40 @@ impl<'c> Questions<'c> {
         }
     }
 
-    /// Which brokers there are.
-    pub fn cluster(&self, within: Duration) {
-        let options = Options::new(
-            self.client,
-            rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECLUSTER,
-            within,
-        );
-        // SAFETY: client, options and queue are live; the call copies what it keeps.
+    /// Which brokers there are, as any one of them knows. (A question of the admin API waits for a
+    /// broker at its advertised address, and whether there is one is what we want to know.) Blocks.
+    ///
+    /// # Errors
+    /// No answer in time.
+    pub fn brokers(&self, within: Duration) -> Result<Vec<Node>, Refusal> {
+        let mut metadata = std::ptr::null();
+        // SAFETY: the client is live; no topic is named; the answer is ours and destroyed when all
+        // of it was copied.
         unsafe {
-            rd::rd_kafka_DescribeCluster(self.native(), options.0.as_ptr(), self.queue.as_ptr());
+            let code = rd::rd_kafka_metadata(
+                self.native(),
+                0,
+                std::ptr::null_mut(),
+                &mut metadata,
+                millis(within),
+            );
+            if code as i32 != 0 || metadata.is_null() {
+                return Err(Refusal {
+                    code: KafkaCode(code as i32),
+                    text: text(rd::rd_kafka_err2str(code)),
+                });
+            }
+            let count = usize::try_from((*metadata).broker_cnt).unwrap_or(0);
+            let nodes = list((*metadata).brokers, count)
+                .iter()
+                .map(|broker| Node {
+                    id: broker.id,
+                    host: text(broker.host),
+                    port: u16::try_from(broker.port).unwrap_or(0),
+                })
+                .collect();
+            rd::rd_kafka_metadata_destroy(metadata);
+            Ok(nodes)
         }
     }
 
@@ -223,10 +246,6 @@ unsafe fn read(event: *mut rd::rd_kafka_event_t) -> Option<Answer> {
             text: text(rd::rd_kafka_event_error_string(event)),
         });
         let answer = match rd::rd_kafka_event_type(event) {
-            rd::RD_KAFKA_EVENT_DESCRIBECLUSTER_RESULT => Answer::Cluster(match refusal {
-                Some(refusal) => Err(refusal),
-                None => Ok(nodes(rd::rd_kafka_event_DescribeCluster_result(event))),
-            }),
             rd::RD_KAFKA_EVENT_DESCRIBETOPICS_RESULT => Answer::Topics(match refusal {
                 Some(refusal) => Err(refusal),
                 None => Ok(described(rd::rd_kafka_event_DescribeTopics_result(event))),
@@ -238,24 +257,6 @@ unsafe fn read(event: *mut rd::rd_kafka_event_t) -> Option<Answer> {
             _ => return None,
         };
         Some(answer)
-    }
-}
-
-/// # Safety
-/// `result` is a live answer.
-unsafe fn nodes(result: *const rd::rd_kafka_DescribeCluster_result_t) -> Vec<Node> {
-    let mut count = 0;
-    // SAFETY: the nodes live as long as the answer.
-    unsafe {
-        let nodes = rd::rd_kafka_DescribeCluster_result_nodes(result, &mut count);
-        list(nodes, count)
-            .iter()
-            .map(|node| Node {
-                id: rd::rd_kafka_Node_id(*node),
-                host: text(rd::rd_kafka_Node_host(*node)),
-                port: rd::rd_kafka_Node_port(*node),
-            })
-            .collect()
     }
 }
 

@@ -1,10 +1,12 @@
 //! Every way to log in to Kafka, and every way to be refused.
 
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
-use crate::kafka_secured::{Authority, PASSWORD, Secured};
+use crate::kafka_secured::{Authority, Client, PASSWORD, Secured};
 use crate::postgres::{Cluster, Pg};
-use crate::proc;
+use crate::proc::{self, eventually};
 use crate::relay::{Ended, Relay, run_to_end};
 use crate::stage::{MINUTE, Stage};
 
@@ -41,9 +43,20 @@ fn line(stage: &Stage<'_>, brokers: &str, properties: &[(&str, &str)]) -> Vec<St
 }
 
 fn start(stage: &Stage<'_>, brokers: &str, properties: &[(&str, &str)]) -> Relay {
+    start_with(stage, brokers, properties, &[], &[])
+}
+
+fn start_with(
+    stage: &Stage<'_>,
+    brokers: &str,
+    properties: &[(&str, &str)],
+    more: &[&str],
+    env: &[(&str, &str)],
+) -> Relay {
     let args = line(stage, brokers, properties);
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    Relay::start(&args, &[])
+    let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
+    args.extend(more);
+    Relay::start(&args, env)
 }
 
 fn delivers(stage: &Stage<'_>, records: usize, relay: &Relay) {
@@ -187,4 +200,271 @@ fn k03_a_refusal_at_the_start_ends_it_with_the_librarys_reason() {
     foreign.push(("ssl.certificate.location", &client.certificate));
     foreign.push(("ssl.key.location", &client.key));
     refused(&stage, &secured.ssl, &foreign, &["alert"]);
+}
+
+#[test]
+fn secrets_come_from_variables_and_files_and_stay_there() {
+    let (secured, stage) = (Secured::shared(), stage());
+    let dir = proc::dir("secrets");
+    let file = dir.join("password");
+    fs::write(&file, format!("{PASSWORD}\n")).expect("the directory is ours");
+    let ca = secured.ca.path();
+    let from_file = format!("${{file:{}}}", file.display());
+    let properties = scram(&ca, "${env:KAFKA_USER}", &from_file);
+    let env = [("KAFKA_USER", "scram256"), ("RUST_LOG", "debug")];
+    let mut relay = start_with(&stage, &secured.sasl_ssl, &properties, &[], &env);
+    delivers(&stage, 1, &relay);
+    relay.stop();
+    says_no_secret(&relay.said());
+
+    // The same from the file of settings, with tables and dotted keys, and from the environment.
+    let settings = dir.join("walrelay.toml");
+    let text = format!(
+        "[kafka]\nsecurity.protocol = \"sasl_ssl\"\nssl.ca.location = {ca:?}\n\
+         [kafka.sasl]\nmechanism = \"SCRAM-SHA-256\"\nusername = \"scram256\"\n"
+    );
+    fs::write(&settings, text).expect("the directory is ours");
+    let lines = format!("linger.ms=1\nsasl.password={from_file}\ndebug=all\n");
+    let env = [
+        ("WALRELAY_KAFKA", lines.as_str()),
+        ("WALRELAY_CONFIG", settings.to_str().expect("plain")),
+        ("RUST_LOG", "debug"),
+    ];
+    let mut relay = start_with(&stage, &secured.sasl_ssl, &[], &[], &env);
+    delivers(&stage, 2, &relay);
+    relay.stop();
+    assert!(
+        relay.said().contains("sasl.mechanisms"),
+        "librdkafka tells all it does"
+    );
+    says_no_secret(&relay.said());
+}
+
+type Pairs<'a> = &'a [(&'a str, &'a str)];
+
+// Case K12, and what else is wrong before anybody is asked.
+#[test]
+fn k12_bad_properties_are_usage_errors_before_connecting() {
+    let secured = Secured::shared();
+    let stranger = Authority::new("stranger");
+    let plain = stranger.client("client", None);
+    let locked = stranger.client("client", Some("k3y-passw0rd"));
+    let ca = secured.ca.path();
+    let ssl = ("security.protocol", "ssl");
+    let certificate = |client: &'static Client| ("ssl.certificate.location", &*client.certificate);
+    let key = |client: &'static Client| ("ssl.key.location", &*client.key);
+    let (plain, locked): (&Client, &Client) = (Box::leak(plain.into()), Box::leak(locked.into()));
+    let cases: &[(Pairs<'_>, &[&str])] = &[
+        (&[("message.timeout.ms", "5000")], &["would lose events"]),
+        (&[("acks", "1")], &["would lose events"]),
+        (&[("enable.idempotence", "false")], &["would lose"]),
+        (
+            &[("linger", "5")],
+            &["no Kafka property linger", "linger.ms"],
+        ),
+        (&[("compression.codec", "brotli")], &["brotli"]),
+        (
+            &[("sasl.jaas.config", PASSWORD)],
+            &["Java", "sasl.username"],
+        ),
+        (&[("sasl.password", PASSWORD)], &["security.protocol"]),
+        (
+            &[("sasl.password", "${file:/no/such/secret}")],
+            &["sasl.password", "/no/such/secret"],
+        ),
+        (
+            &[("sasl.password", "${env:NO_SUCH}")],
+            &["sasl.password", "NO_SUCH"],
+        ),
+        (&[ssl, certificate(plain)], &["ssl.key.location"]),
+        (
+            &[ssl, certificate(plain), key(locked)],
+            &["ssl.key.password"],
+        ),
+        (
+            &[
+                ssl,
+                certificate(plain),
+                key(locked),
+                ("ssl.key.password", PASSWORD),
+            ],
+            &["ssl.key.password"],
+        ),
+        (&[ssl, certificate(locked), key(plain)], &["mismatch"]),
+        (
+            &[ssl, ("ssl.ca.location", &plain.key)],
+            &["ssl.ca.location"],
+        ),
+        (&[("ssl.ca.location", &ca)], &["no TLS is spoken"]),
+    ];
+    for (properties, words) in cases {
+        let mut args = vec!["run", "--brokers", "127.0.0.1:1", "--http", "off"];
+        let pairs: Vec<String> = properties.iter().map(|(k, v)| format!("{k}={v}")).collect();
+        for pair in &pairs {
+            args.extend(["--kafka", pair]);
+        }
+        let ended = run_to_end(&args, &[], MINUTE).expect_code(2);
+        for word in *words {
+            assert!(
+                ended.stderr.contains(word),
+                "{word:?} is not in:\n{}",
+                ended.stderr
+            );
+        }
+        let last = ended.stderr.lines().last().unwrap_or_default();
+        assert!(last.starts_with("remedy: "), "{}", ended.stderr);
+        says_no_secret(&ended.stderr);
+    }
+}
+
+fn base64(text: &str) -> String {
+    let padded = openssl::base64::encode_block(text.as_bytes());
+    padded.replace('+', "-").replace('/', "_").replace('=', "")
+}
+
+/// A shell command that prints a token of `sub` that lives for some seconds from when it is run.
+fn token_command(sub: &str, seconds: u32, log: &Path) -> String {
+    let head = base64("{\"alg\":\"none\"}");
+    let log = log.display();
+    format!(
+        "now=$(date +%s); echo run >> {log}; \
+         claims=$(printf '{{\"sub\":\"{sub}\",\"iat\":%d,\"exp\":%d}}' $now $((now+{seconds})) \
+         | base64 -w0 | tr '+/' '-_' | tr -d =); printf '{head}.%s.' $claims"
+    )
+}
+
+#[test]
+fn tokens_of_a_command_log_in_and_are_renewed() {
+    let (secured, stage) = (Secured::shared(), stage());
+    let dir = proc::dir("token");
+    let log = dir.join("runs");
+    let runs = || fs::read_to_string(&log).unwrap_or_default().lines().count();
+    let oauth = [
+        ("security.protocol", "sasl_plaintext"),
+        ("sasl.mechanism", "OAUTHBEARER"),
+    ];
+    let switch = dir.join("command.sh");
+    fs::write(&switch, token_command("token", 6, &log)).expect("the directory is ours");
+    let command = format!("sh {}", switch.display());
+    let more = [
+        "--kafka-token-command",
+        command.as_str(),
+        "--create-topics",
+        "3",
+    ];
+    let env = [("RUST_LOG", "debug")];
+    let mut relay = start_with(&stage, &secured.oauth, &oauth, &more, &env);
+    delivers(&stage, 1, &relay);
+    eventually(MINUTE, "the token is renewed", || {
+        (runs() >= 3).then_some(())
+    });
+    delivers(&stage, 2, &relay);
+    // A topic that is to be made: the admin API logs in too.
+    stage.db.connect().run(&ROW.replace("'t'", "'made'"));
+    stage.broker.wait_count(&stage.topic("made"), 1, MINUTE);
+
+    // The command fails: said with its status, and the connection is used while the token lasts.
+    fs::write(&switch, "echo no realm >&2; exit 7").expect("the directory is ours");
+    relay.wait_for("a failed command", MINUTE, |line| {
+        line.level() == "WARN" && line.has("exit status: 7: no realm")
+    });
+    relay.wait_for("what is to be done", MINUTE, |line| {
+        line.level() == "ERROR" && line.has("exit status: 7") && line.has("--kafka-token-command")
+    });
+    relay.assert_alive();
+    stage.db.connect().run(ROW);
+    fs::write(&switch, token_command("token", 600, &log)).expect("the directory is ours");
+    stage.wait_count("t", 3, MINUTE);
+    relay.wait_for_text("reachable again", MINUTE);
+    relay.stop();
+    let said = relay.said();
+    let head = base64("{\"alg\":\"none\"}");
+    assert!(!said.contains(&head), "a token is printed:\n{said}");
+}
+
+#[test]
+fn a_token_that_is_refused_or_never_comes() {
+    let (secured, stage) = (Secured::shared(), stage());
+    let oauth = [
+        ("security.protocol", "sasl_plaintext"),
+        ("sasl.mechanism", "OAUTHBEARER"),
+    ];
+    let mut relay = start_with(
+        &stage,
+        &secured.oauth,
+        &oauth,
+        &["--kafka-token-command", "echo s3cr3t-token-without-a-life"],
+        &[],
+    );
+    relay.wait_for("no lifetime", MINUTE, |line| {
+        line.level() == "ERROR" && line.has("without a lifetime")
+    });
+    relay.stop();
+    assert!(!relay.said().contains("s3cr3t"), "{}", relay.said());
+
+    let args = line(&stage, &secured.oauth, &oauth);
+    let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
+    // No claims that the broker knows: it refuses the token.
+    args.extend([
+        "--kafka-token-command",
+        "echo '{\"access_token\":\"s3cr3t.s3cr3t.s3cr3t\",\"expires_in\":600}'",
+    ]);
+    let ended = run_to_end(&args, &[], MINUTE).expect_code(3);
+    assert!(
+        ended.stderr.contains("--kafka-token-command"),
+        "{}",
+        ended.stderr
+    );
+    assert!(!ended.stderr.contains("s3cr3t"), "{}", ended.stderr);
+}
+
+/// Case K03 while the relay runs: each fault is waited out, and nothing is lost or said twice.
+#[test]
+fn k03_rotated_passwords_and_bad_certificates_are_waited_out() {
+    let secured = Secured::start();
+    let stage = Stage::on(Cluster::shared(Pg::V15), &secured.broker);
+    stage.init();
+    let ca = secured.ca.path();
+    let file = proc::dir("rotated").join("password");
+    fs::write(&file, PASSWORD).expect("the directory is ours");
+    let from_file = format!("${{file:{}}}", file.display());
+    let mut properties = scram(&ca, "plain", &from_file);
+    properties[2].1 = "PLAIN";
+    let mut relay = start(&stage, &secured.sasl_ssl, &properties);
+    delivers(&stage, 1, &relay);
+
+    // The password is changed on the broker, later in the file.
+    secured.broker.kill9();
+    secured.broker.reconfigure(PASSWORD, "n3w-s3cr3t");
+    secured.broker.up();
+    stage.db.connect().run(ROW);
+    relay.wait_for("the refused password", MINUTE, |line| {
+        line.level() == "ERROR" && line.has("sasl.password") && line.has("remedy")
+    });
+    relay.assert_alive();
+    assert_eq!(secured.broker.count(&stage.topic("t")), 1);
+    fs::write(&file, "n3w-s3cr3t\n").expect("the directory is ours");
+    stage.wait_count("t", 2, MINUTE);
+    relay.wait_for_text("reachable again", MINUTE);
+
+    // The broker's certificate is one that nobody here trusts.
+    secured.broker.kill9();
+    secured.sign_broker(&Authority::new("wrong"));
+    secured.broker.up();
+    stage.db.connect().run(ROW);
+    relay.wait_for("the certificate", MINUTE, |line| {
+        line.level() == "ERROR" && line.has("verify failed") && line.has("ssl.ca.location")
+    });
+    relay.assert_alive();
+    assert_eq!(secured.broker.count(&stage.topic("t")), 2);
+    secured.broker.kill9();
+    secured.sign_broker(&secured.ca);
+    secured.broker.up();
+    stage.wait_count("t", 3, MINUTE);
+    stage.wait_confirmed(MINUTE);
+    relay.stop();
+    let said = relay.said();
+    says_no_secret(&said);
+    assert!(!said.contains("n3w-s3cr3t"), "{said}");
+    assert_eq!(secured.broker.read_all(&stage.topic("t")).len(), 3);
 }

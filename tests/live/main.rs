@@ -24,6 +24,7 @@ mod init_surroundings;
 mod kafka;
 mod kafka_secured;
 mod kafka_security;
+mod kafka_view;
 mod load;
 mod matrix;
 mod odd;

@@ -241,10 +241,11 @@ fn not_in_state(said: &str) -> (Exit, String) {
 fn unreachable(text: &str, db: Peer<'_>) -> String {
     let remedy = if text.contains("none of the hosts is the primary") {
         "start or promote the primary, or add it to the list (now {})"
-    } else if text.contains("cannot resolve") {
+    } else if text.contains("cannot resolve") || text.contains("resolving") {
         "correct the host's name (now {}), or look at this machine's resolver (/etc/resolv.conf)"
-    } else if text.contains("without an answer") {
-        "correct host and port (now {}), or look for a firewall in between that drops packets"
+    } else if text.contains("timed out") {
+        "correct host and port (now {}), or look for a firewall in between that drops packets and \
+         for a server that hangs"
     } else {
         "start the server, or correct where it is (now {})"
     };

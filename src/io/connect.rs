@@ -14,11 +14,10 @@ use std::time::Duration;
 
 use super::conversation::Conversation;
 use super::login::{self, Credentials, Login, Secrecy};
-use super::tls::Setup;
 use crate::config::{Database, Host, SslMode, Target};
 use crate::error::postgres::{self, Peer};
 use crate::error::{DbError, Failure};
-use open::{Address, Deadline, Encrypt, Missed, addresses, open};
+use open::{Address, Deadline, Encrypt, LazySetup, Missed, addresses, open};
 pub use stream::{Gulp, Stream};
 
 /// A session, ready for queries.
@@ -35,20 +34,19 @@ pub struct Session {
 /// [`DbError::Unreachable`] names each host and what failed: the name, a refusal, the time;
 /// [`DbError::Tls`] names the check; or what the server refused.
 pub async fn session(db: &Database, parameters: &[(&str, &str)]) -> Result<Session, DbError> {
-    let encrypts = db.tls.sslmode != SslMode::Disable && !db.hosts.iter().all(Host::is_socket);
-    let setup = encrypts.then(|| Setup::read(&db.tls)).transpose()?;
+    let setup = LazySetup::new();
     let [host] = db.hosts.as_slice() else {
-        return search(db, parameters, setup.as_ref()).await;
+        return search(db, parameters, &setup).await;
     };
     // The only one is taken as it is: that it is a standby is for its user to say, and definite.
-    on_host(db, host, parameters, setup.as_ref()).await
+    on_host(db, host, parameters, &setup).await
 }
 
 /// The primary among several hosts.
 async fn search(
     db: &Database,
     parameters: &[(&str, &str)],
-    setup: Option<&Setup>,
+    setup: &LazySetup,
 ) -> Result<Session, DbError> {
     let mut passed_over = Vec::new();
     for host in &db.hosts {
@@ -105,7 +103,7 @@ async fn on_host(
     db: &Database,
     host: &Host,
     parameters: &[(&str, &str)],
-    setup: Option<&Setup>,
+    setup: &LazySetup,
 ) -> Result<Session, DbError> {
     let mut failures: Vec<String> = Vec::new();
     for address in addresses(db, host).await? {
@@ -126,7 +124,7 @@ async fn at_address(
     host: &Host,
     address: Address,
     parameters: &[(&str, &str)],
-    setup: Option<&Setup>,
+    setup: &LazySetup,
 ) -> Result<Session, DbError> {
     let (first, second) = match (db.tls.sslmode, address) {
         (SslMode::Disable, _) | (_, Address::Socket) => (Encrypt::Never, None),
@@ -180,7 +178,7 @@ async fn log_in(
     address: Address,
     encrypt: Encrypt,
     parameters: &[(&str, &str)],
-    setup: Option<&Setup>,
+    setup: &LazySetup,
 ) -> Result<Session, Missed> {
     let deadline = Deadline::new(db.connect_timeout);
     let stream = open(db, host, address, encrypt, setup, deadline).await?;
@@ -222,11 +220,19 @@ async fn log_in(
             database: narrowed(db, host, address),
         }),
         Err(error) => Err(Missed {
-            // `invalid_authorization_specification`: a line of pg_hba.conf refuses this client the
-            // way it came.
-            is_of_encryption: error.sqlstate() == "28000" && (is_tls || encrypt == Encrypt::Never),
+            is_of_encryption: is_of_the_way(&error) && (is_tls || encrypt == Encrypt::Never),
             error: if is_tls { alerted(error) } else { error },
         }),
+    }
+}
+
+/// A line of `pg_hba.conf` refuses this client the way it came
+/// (`invalid_authorization_specification`), or we do not say a password there.
+fn is_of_the_way(error: &DbError) -> bool {
+    match error {
+        DbError::Server { sqlstate, .. } => sqlstate == "28000",
+        DbError::Auth(text) => text.contains("without TLS"),
+        DbError::Unreachable(_) | DbError::Tls(_) | DbError::Protocol(_) => false,
     }
 }
 

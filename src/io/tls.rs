@@ -183,15 +183,25 @@ fn trust(builder: &mut SslConnectorBuilder, tls: &Tls) -> Result<Check, DbError>
     Ok(check)
 }
 
-/// Only what the file holds is trusted, not the system's authorities besides. `None`: libpq's usual
-/// file is not there. (One that somebody named must be, although libpq would go on without:
-/// whoever names it wants the server looked at.)
+/// libpq goes on without a file of `sslrootcert` or `sslcrl` that is not there. We do so for the
+/// usual ones, and where TLS is no more than preferred; else whoever named it wants it looked at.
+fn is_absent(pem: &Pem, tls: &Tls) -> bool {
+    let (Pem::Named(path) | Pem::Usual(path)) = pem;
+    let may_be_absent = match (pem, tls.sslmode) {
+        (Pem::Usual(_), _) | (_, SslMode::Disable | SslMode::Allow | SslMode::Prefer) => true,
+        (Pem::Named(_), SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull) => false,
+    };
+    may_be_absent && !path.exists()
+}
+
+/// Only what the file holds is trusted, not the system's authorities besides. `None`: there is no
+/// such file.
 fn authorities(pem: &Pem, tls: &Tls) -> Result<Option<X509Store>, DbError> {
     let (Pem::Named(path) | Pem::Usual(path)) = pem;
     let unusable = |reason: &dyn std::fmt::Display| {
         DbError::Tls(format!("sslrootcert {}: {reason}", path.display()))
     };
-    if matches!(pem, Pem::Usual(_)) && !path.exists() {
+    if is_absent(pem, tls) {
         return Ok(None);
     }
     let text = fs::read(path).map_err(|e| unusable(&e))?;
@@ -214,8 +224,9 @@ fn revocations(store: &mut X509StoreBuilder, tls: &Tls) -> Result<(), DbError> {
     };
     let mut has_any = false;
     match &tls.crl {
-        Some(Pem::Usual(path)) if !path.exists() => {}
+        Some(pem) if is_absent(pem, tls) => {}
         Some(Pem::Named(path) | Pem::Usual(path)) => {
+            fs::metadata(path).map_err(|e| unusable("sslcrl", path, &e))?;
             let lookup = store
                 .add_lookup(X509Lookup::file())
                 .map_err(|e| setup(&e))?;

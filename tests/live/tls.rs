@@ -219,6 +219,9 @@ fn an_expired_certificate_is_refused_and_a_renewed_one_taken() {
     };
     serve(&server.ca.sign_expired("localhost", &["localhost"]), 3);
     server.refuses(&settings, &["expired", "renewed"]);
+    // A file that was named must be there.
+    let no_crl = [&settings[..], &[("PGSSLCRL", "/no/such.crl")]].concat();
+    server.refuses(&no_crl, &["sslcrl /no/such.crl"]);
     // No check of a certificate, no complaint.
     server.admits(&[("PGUSER", "over_tls"), ("PGSSLMODE", "require")]);
     serve(&server.ca.sign("localhost", &["localhost"]), 0);
@@ -229,6 +232,26 @@ fn an_expired_certificate_is_refused_and_a_renewed_one_taken() {
         ("user", "over_tls"),
     ];
     server.refuses(&direct, &["sslnegotiation=direct", "17"]);
+}
+
+#[test]
+fn a_certificate_that_was_taken_back_is_refused() {
+    let server = Secure::shared();
+    let signed = std::fs::read(server.cluster.data().join("server.crt")).expect("it was put");
+    let crl = server.ca.revoke(&signed);
+    let none = server
+        .ca
+        .revoke(&server.ca.sign("other", &[]).certificate());
+    let base = [
+        ("user", "over_tls"),
+        ("sslmode", "verify-full"),
+        ("sslrootcert", text(&server.ca.file)),
+    ];
+    server.refuses(
+        &[&base[..], &[("sslcrl", text(&crl))]].concat(),
+        &["revoked"],
+    );
+    server.admits(&[&base[..], &[("sslcrl", text(&none))]].concat());
 }
 
 #[test]
@@ -301,6 +324,7 @@ fn allow_and_prefer_try_the_other_way() {
     server.admits(&[("PGUSER", "over_tls"), ("PGSSLMODE", "allow")]);
     server.admits(&[("PGUSER", "over_plain"), ("PGSSLMODE", "prefer")]);
     server.admits(&[("PGUSER", "over_plain"), ("PGSSLMODE", "allow")]);
+    server.admits(&[("PGUSER", "clear"), ("PGSSLMODE", "allow")]);
     server.refuses(
         &[("PGUSER", "over_plain"), ("PGSSLMODE", "require")],
         &["28000", "SSL encryption"],

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -47,6 +48,9 @@ impl From<DbError> for Missed {
         }
     }
 }
+
+/// Certificates are read when TLS is about to be spoken, once a connect.
+pub(super) type LazySetup = OnceLock<Result<Setup, DbError>>;
 
 /// What the server answers to an SSLRequest.
 enum Offer {
@@ -93,17 +97,23 @@ pub(super) async fn open(
     host: &Host,
     address: Address,
     encrypt: Encrypt,
-    setup: Option<&Setup>,
+    setup: &LazySetup,
     deadline: Deadline,
 ) -> Result<Stream, Missed> {
     let ip = match address {
         Address::Socket => return Ok(Stream::Unix(open_unix(host, deadline).await?)),
         Address::Ip(ip) => ip,
     };
+    if encrypt == Encrypt::Never {
+        return Ok(Stream::Tcp(open_tcp(db, host, ip, deadline).await?));
+    }
+    // An error: a file is missing or not as it should be.
+    let setup = setup.get_or_init(|| Setup::read(&db.tls));
+    let setup = setup.as_ref().map_err(|error| Missed {
+        error: error.clone(),
+        is_of_encryption: true,
+    })?;
     let tcp = open_tcp(db, host, ip, deadline).await?;
-    let (Some(setup), Encrypt::IfOffered | Encrypt::Always) = (setup, encrypt) else {
-        return Ok(Stream::Tcp(tcp));
-    };
     if db.tls.negotiation == Negotiation::Direct {
         return within_handshake(setup, host, tcp, deadline).await;
     }

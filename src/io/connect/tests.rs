@@ -30,10 +30,10 @@ async fn server(answer: &'static [u8]) -> (u16, tokio::task::JoinHandle<()>) {
 async fn open_with(answer: &'static [u8], encrypt: Encrypt) -> Result<Stream, Missed> {
     let (port, server) = server(answer).await;
     let db = db(port, SslMode::Prefer);
-    let setup = Setup::read(&db.tls).expect("there is no file to read");
+    let setup = LazySetup::new();
     let ip = Address::Ip("127.0.0.1".parse().expect("an address"));
     let deadline = Deadline::new(db.connect_timeout);
-    let opened = open(&db, &db.hosts[0], ip, encrypt, Some(&setup), deadline).await;
+    let opened = open(&db, &db.hosts[0], ip, encrypt, &setup, deadline).await;
     server.abort();
     opened
 }
@@ -139,12 +139,13 @@ async fn an_abstract_socket_can_be_reached() {
     let mut local = db(5432, SslMode::Disable);
     local.hosts[0].name = format!("@walrelay-test-{}", std::process::id());
     let deadline = Deadline::new(local.connect_timeout);
+    let (host, setup) = (&local.hosts[0], LazySetup::new());
     let opened = open(
         &local,
-        &local.hosts[0],
+        host,
         Address::Socket,
         Encrypt::Never,
-        None,
+        &setup,
         deadline,
     );
     assert!(matches!(opened.await, Ok(Stream::Unix(_))));

@@ -251,6 +251,7 @@ fn streaming(nobody: &mut Nobody) -> Machine {
         timeline: 1,
         xlogpos: Lsn(1_000),
         confirmed_flush: Lsn(1),
+        unfit: None,
     };
     machine.on_opened(&opened, now);
     let relation = xlog_data(Lsn(0), &relation());

@@ -101,7 +101,16 @@ pub async fn before_run(
         .into_iter()
         .flat_map(|group| group.findings)
         .collect();
-    if let Some(failure) = finding::failure(&findings) {
+    // What the columns are now they need not have been when the rows that come first were written:
+    // where nothing else is wrong the stream tells (`unfit_columns`).
+    let columns = match &seen.table {
+        Ok(Some(table)) => fit::column_needs(&source.table, table, &needed(mapping)),
+        Ok(None) | Err(_) => Vec::new(),
+    };
+    let is_refused = findings
+        .iter()
+        .any(|finding| finding.state == State::Failed && !columns.contains(finding));
+    if let Some(failure) = finding::failure(&findings).filter(|_| is_refused) {
         return Err(NotReady::Refused(failure));
     }
     if let Some(error) = seen.unanswered() {
@@ -121,6 +130,20 @@ pub async fn before_run(
             "run it again",
         ))),
     }
+}
+
+/// Does the table, as it is now, lack what the mapping names?
+///
+/// # Errors
+/// Only the conversation's.
+pub async fn unfit_columns(
+    client: &Client,
+    source: &Source,
+    mapping: &Mapping,
+) -> Result<Option<Failure>, DbError> {
+    let table = super::catalog::table(client, &source.table).await?;
+    let needs = table.map(|table| fit::column_needs(&source.table, &table, &needed(mapping)));
+    Ok(finding::failure(&needs.unwrap_or_default()))
 }
 
 /// What is worth a log line.

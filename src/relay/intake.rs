@@ -11,6 +11,7 @@ use super::orders::Notice;
 use super::outbox::{Draft, Row, Shape, Stamp, Unmapped};
 use super::route::{self, NoPartition};
 use crate::error::{Exit, Failure};
+use crate::lsn::Lsn;
 use crate::record::{Record, Ticket};
 use crate::wire::DecodeError;
 use crate::wire::pgoutput::{Message, Oid, Relation, Tuple};
@@ -53,6 +54,7 @@ impl Machine {
                 if let Err(error) = self.ledger.keepalive(wal_end) {
                     self.on_ledger_error(&error, now);
                 }
+                self.passed(wal_end, now);
                 Ok(())
             }
             ReplicationMessage::XLogData {
@@ -65,6 +67,17 @@ impl Machine {
                 self.sent_at = clock;
                 self.on_message(Message::decode(data)?, now, outlet)
             }
+        }
+    }
+
+    /// Everything before this position has come by. Rows that were written before a column was
+    /// renamed or dropped are behind us; what the table is now, it is for good.
+    fn passed(&mut self, wal_end: Lsn, now: Moment) {
+        if let Some((from, why)) = &self.unfit_from
+            && wal_end >= *from
+        {
+            let why = why.clone();
+            self.fail(why, None, now);
         }
     }
 
@@ -159,8 +172,8 @@ impl Machine {
 
     fn unmapped(&self, unmapped: &Unmapped) -> Failure {
         let remedy = match unmapped {
-            Unmapped::Missing { setting, .. } => format!(
-                "map it by the name that it had when this row was written ({setting}), or rename it back"
+            Unmapped::Missing { setting, has, .. } => format!(
+                "the row was written when the columns were {has}: run with {setting} until it is past, then with the present name"
             ),
             Unmapped::WrongType { part, .. } => {
                 format!(

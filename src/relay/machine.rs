@@ -152,6 +152,8 @@ pub struct Machine {
     /// Boxed: it is taken out and put back for each row.
     pub(super) shape: Option<Result<Box<Shape>, Unmapped>>,
     pub(super) domains: Domains,
+    /// The table is no outbox to the mapping for rows that come behind this position.
+    pub(super) unfit_from: Option<(Lsn, Failure)>,
     pub(super) topic_name: String,
     pub(super) current_lsn: Lsn,
     pub(super) current_time: PgTimestamp,
@@ -226,6 +228,7 @@ impl Machine {
             table_oid: 0,
             shape: None,
             domains: Domains::default(),
+            unfit_from: None,
             topic_name: String::new(),
             current_lsn: Lsn::INVALID,
             current_time: PgTimestamp::default(),

@@ -342,6 +342,8 @@ pub struct Opened {
     pub xlogpos: Lsn,
     /// The slot's, read before START.
     pub confirmed_flush: Lsn,
+    /// The table's columns, as they were before `xlogpos`, are not what the mapping names.
+    pub unfit: Option<Failure>,
 }
 
 /// Why there is no replication session.

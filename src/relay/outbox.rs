@@ -84,8 +84,10 @@ pub enum Unmapped {
     Missing {
         column: String,
         table: String,
-        /// Where the mapping names it.
+        /// How the mapping would name another one.
         setting: String,
+        /// What there is in its place.
+        has: String,
     },
     #[error("column {column:?} of {table} has a type that can be no {part}")]
     WrongType {
@@ -149,6 +151,12 @@ impl Finder<'_> {
         )
     }
 
+    fn columns(&self) -> String {
+        let names = self.relation.columns();
+        let names: Vec<_> = names.map(|c| String::from_utf8_lossy(c.name)).collect();
+        names.join(", ")
+    }
+
     fn find(&self, column: &str, setting: impl FnOnce() -> String) -> Result<usize, Unmapped> {
         self.relation
             .columns()
@@ -157,13 +165,23 @@ impl Finder<'_> {
                 column: column.to_owned(),
                 table: self.table(),
                 setting: setting(),
+                has: self.columns(),
             })
     }
 
     fn part(&self, mapping: &Mapping, part: Part) -> Result<Option<usize>, Unmapped> {
         let column = mapping.columns.get(part);
         column
-            .map(|column| self.find(column, || format!("--column {}=COLUMN", part.name())))
+            .map(|column| {
+                let or_none = if part.is_required() {
+                    ""
+                } else {
+                    " (or without: nothing behind the =)"
+                };
+                self.find(column, || {
+                    format!("--column {}=COLUMN{or_none}", part.name())
+                })
+            })
             .transpose()
     }
 
@@ -220,7 +238,7 @@ impl Shape {
         let aggregate_id = finder.required(mapping, Part::AggregateId)?;
         let payload = finder.required(mapping, Part::Payload)?;
         let topic = mapping.topic.columns();
-        let in_topic = || "--topic".to_owned();
+        let in_topic = || "another --topic".to_owned();
         let extra = mapping.headers.iter().map(|(name, column)| {
             let index = finder.find(column, || format!("--header {name}=COLUMN"))?;
             Ok((name.clone(), index))

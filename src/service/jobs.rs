@@ -324,6 +324,10 @@ async fn open_over(around: &Surroundings, link: &Link) -> Result<(Box<Slot>, Ope
     let mut slot = Slot::connect(&link.database, encoding, around.wal_sender_timeout)
         .await
         .map_err(or_later)?;
+    // Before the position is read up to which it holds.
+    let unfit = preflight::unfit_columns(&link.client, source, &around.mapping)
+        .await
+        .map_err(or_later)?;
     let identity = slot.identify_system().await.map_err(or_later)?;
     let is_other_system = link
         .system_identifier
@@ -347,6 +351,7 @@ async fn open_over(around: &Surroundings, link: &Link) -> Result<(Box<Slot>, Ope
         timeline: identity.timeline,
         xlogpos: identity.xlogpos,
         confirmed_flush,
+        unfit,
     };
     Ok((Box::new(slot), opened))
 }

@@ -1,7 +1,9 @@
-//! The table changes while the relay lags or runs (cases D01, D03, D06).
+//! The table changes while the relay lags or runs (cases D01 to D06).
 
 use crate::kafka::{Broker, Rec};
+use crate::mapping::maps;
 use crate::postgres::{Cluster, Pg, Sql};
+use crate::refusals::says;
 use crate::stage::{MINUTE, Stage};
 
 /// Runs the statements with the relay stopped, then again (on another database) with it running.
@@ -57,6 +59,127 @@ fn d01_columns_come_go_and_move() {
                 assert_eq!(seen, right);
             },
         );
+    }
+}
+
+/// Sends what it can, stops in front of a row whose column is not there by that name, and says so;
+/// nothing behind it is sent.
+fn stops_at(stage: &Stage<'_>, sent: usize, column: &str, has: &str) {
+    let ended = stage.run_to_end();
+    let shape = format!("columns were {has}");
+    says(
+        &ended,
+        3,
+        &[column, "public.o", " at 0/", &shape, "--column"],
+    );
+    assert_eq!(
+        stage.broker.count(&stage.topic("t")),
+        sent,
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
+fn d02_a_renamed_column_stops_the_relay_until_it_is_mapped_by_its_name() {
+    for pg in Pg::ALL {
+        let mut stage = Stage::shared(pg);
+        let columns = |key: &str| {
+            format!(
+                "[columns]\nevent_id = 'id'\naggregate_id = '{key}'\npayload = 'p'\n\
+                 aggregate_type = ''\nevent_type = ''\nheaders = ''\n"
+            )
+        };
+        stage.template = Some(stage.topic("t"));
+        maps(&mut stage, "o", &columns("k"));
+        stage
+            .db
+            .connect()
+            .run("create table o (id int, k text, p text)");
+        let sql = stage.init();
+        let put = |n: usize| sql.run(&format!("insert into o values ({n}, 'key', '{n}')"));
+        put(1);
+        sql.run("alter table o rename k to \"Ké\"");
+        put(2);
+        put(3);
+        sql.run("alter table o rename \"Ké\" to k");
+        put(4);
+        stops_at(&stage, 1, "\"k\"", "id, Ké, p");
+        stops_at(&stage, 1, "\"k\"", "id, Ké, p");
+        // What the table is called by now does not matter to the rows of then.
+        maps(&mut stage, "o", &columns("Ké"));
+        stops_at(&stage, 3, "\"Ké\"", "id, k, p");
+        maps(&mut stage, "o", &columns("k"));
+        let mut relay = stage.run();
+        stage.wait_count("t", 4, MINUTE);
+        // And while it runs: dropped for good, with a row before and one behind.
+        put(5);
+        sql.run("alter table o drop k");
+        sql.run("insert into o values (6, '6')");
+        assert_eq!(relay.wait_exit(MINUTE), 3, "{}", relay.said());
+        assert!(
+            relay.said().contains("columns were id, p"),
+            "{}",
+            relay.said()
+        );
+        let records = stage.records(5);
+        let values: Vec<String> = records.iter().map(Rec::value_text).collect();
+        assert_eq!(values, ["1", "2", "3", "4", "5"]);
+        assert!(records.iter().all(|r| r.key_text() == "key"));
+        let slot = stage.db.slot();
+        let is_below = format!(
+            "select confirmed_flush_lsn < pg_current_wal_lsn() from pg_replication_slots
+             where slot_name = '{slot}'"
+        );
+        assert_eq!(sql.one(&is_below), "t");
+        // Where nothing is on its way the table's own state is judged at once.
+        maps(&mut stage, "o", &columns("p"));
+        let mut relay = stage.run();
+        stage.wait_count("t", 6, MINUTE);
+        relay.stop();
+        maps(&mut stage, "o", &columns("k"));
+        let words = ["public.o lacks the columns: k", "--column aggregate_id="];
+        says(&stage.run_to_end(), 3, &words);
+    }
+}
+
+#[test]
+fn d04_d05_partitions_in_another_column_order_and_a_row_that_moves() {
+    for pg in Pg::ALL {
+        let mut stage = Stage::shared(pg);
+        stage.template = Some(stage.topic("t"));
+        let columns = "[columns]\nevent_id = 'id'\naggregate_id = 'agg'\npayload = 'p'\n\
+                       aggregate_type = ''\nevent_type = ''\nheaders = ''\n";
+        maps(&mut stage, "o", columns);
+        let sql = stage.db.connect();
+        sql.run(
+            "create table o (id bigint, day date, agg text, p jsonb) partition by range (day);
+             create table leaf (p jsonb, junk text, agg text, id bigint, day date);
+             alter table leaf drop column junk;
+             alter table o attach partition leaf for values from ('2026-01-01') to ('2026-01-02');
+             create table next partition of o for values from ('2026-01-02') to ('2026-01-03')",
+        );
+        stage.init();
+        let mut relay = stage.run();
+        sql.run(
+            r#"insert into o values (1, '2026-01-01', 'a', '{"n": 1}');
+               insert into leaf (id, day, agg, p) values (2, '2026-01-01', 'b', '{"n": 2}')"#,
+        );
+        stage.wait_count("t", 2, MINUTE);
+        sql.run("update o set day = day + 1 where id = 1");
+        let mut records = stage.records(3);
+        stage.wait_confirmed(MINUTE);
+        relay.stop();
+        assert_eq!(stage.broker.count(&stage.topic("t")), 3);
+        records.sort_by_key(Rec::event_id);
+        let seen: Vec<_> = records
+            .iter()
+            .map(|r| (r.event_id(), r.key_text(), r.value_text()))
+            .collect();
+        // The move is an insert to the stream; consumers know it by its id.
+        let right = [("1", "a"), ("1", "a"), ("2", "b")]
+            .map(|(id, key)| (id.to_owned(), key.to_owned(), format!("{{\"n\": {id}}}")));
+        assert_eq!(seen, right);
     }
 }
 

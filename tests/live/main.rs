@@ -26,6 +26,7 @@ mod kafka_secured;
 mod kafka_security;
 mod kafka_view;
 mod load;
+mod mapping;
 mod matrix;
 mod odd;
 mod poison;

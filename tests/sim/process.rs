@@ -701,6 +701,7 @@ impl Process {
             timeline: env.pg.timeline,
             xlogpos: env.pg.wal_end(),
             confirmed_flush: Lsn::INVALID,
+            unfit: None,
         };
         self.go_on(job, Step::OpenLook { link, opened }, env);
     }

@@ -16,6 +16,7 @@ impl Machine {
         self.ledger.session_started(opened.confirmed_flush);
         self.feedback = Feedback::new(now);
         self.shape = None;
+        self.unfit_from = opened.unfit.clone().map(|why| (opened.xlogpos, why));
         self.current_lsn = Lsn::INVALID;
         self.in_transaction = false;
         self.progress_at = now;

@@ -139,6 +139,7 @@ fn a_missing_column_is_named_with_the_setting_that_names_it() {
                 column,
                 table,
                 setting,
+                ..
             }) => (column, table, setting),
             other => panic!("{left_out}: {other:?}"),
         }

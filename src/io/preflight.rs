@@ -296,7 +296,8 @@ fn table_findings(name: &TableName, table: &Table, mapping: &Mapping) -> Vec<Fin
 }
 
 /// Columns that no record is made of, and whose absence costs something.
-fn later_columns(name: &TableName, table: &Table, mapping: &Mapping) -> Vec<Finding> {
+#[must_use]
+pub fn later_columns(name: &TableName, table: &Table, mapping: &Mapping) -> Vec<Finding> {
     let column = |part: Part| {
         let name = mapping.columns.get(part)?;
         table.columns.iter().find(|column| column.name == name)

@@ -2,7 +2,7 @@
 
 use super::migrations::{self, Layout};
 use super::survey::{Rows, Seen, WalrelaySchema};
-use crate::config::{Existing, Mapping, Part, Source};
+use crate::config::{Existing, Mapping, Source};
 use crate::error::Failure;
 use crate::finding::{self, Finding};
 use crate::io::catalog::Table;
@@ -182,7 +182,10 @@ impl<'a> Planner<'a> {
                     .to_owned(),
             );
         }
-        self.later_columns(table);
+        for finding in preflight::later_columns(&self.source.table, table, self.mapping) {
+            let remedy = finding.remedy.unwrap_or_default();
+            self.notes.push(format!("{}; {remedy}", finding.found));
+        }
     }
 
     /// The table that is about to be made must have what the mapping names.
@@ -205,28 +208,6 @@ impl<'a> Planner<'a> {
                 "name the table that has them with --table, or make it first; for the table of our \
                  own leave --column, --topic and --header away",
             ));
-        }
-    }
-
-    /// What later work on the table will be missing.
-    fn later_columns(&mut self, table: &Table) {
-        let column = |part: Part| {
-            let name = self.mapping.columns.get(part)?;
-            table.columns.iter().find(|c| c.name == name)
-        };
-        if column(Part::Xid).is_none_or(|c| c.base_type != "xid8") {
-            self.notes.push(
-                "no column xid (xid8 not null default pg_current_xact_id(), or --column xid=COLUMN): \
-                 no gap recovery, no retention"
-                    .to_owned(),
-            );
-        }
-        if column(Part::CreatedAt).is_none() {
-            self.notes.push(
-                "no column created_at (or --column created_at=COLUMN): the age of rows in the table \
-                 is not known"
-                    .to_owned(),
-            );
         }
     }
 

@@ -239,6 +239,24 @@ fn an_empty_value_is_refused_wherever_it_stands() {
     refused(&["--config", path(&empty)], &["topic in", "is empty"]);
 }
 
+// ---- the README
+
+#[test]
+fn every_file_in_the_readme_is_understood() {
+    let env = around(&[("KAFKA_KEY_PASSWORD", "x")]);
+    let readme = include_str!("../../README.md");
+    let mut files = 0;
+    for block in readme.split("```toml\n").skip(1) {
+        let (text, _) = block.split_once("```").expect("a block is closed");
+        let file = file(text);
+        if let Err(failure) = run_in(&env, &["--config", path(&file)]) {
+            panic!("{text}\n{failure}");
+        }
+        files += 1;
+    }
+    assert!(files >= 3, "only {files} were found");
+}
+
 // ---- what is not built yet
 
 #[test]

@@ -14,8 +14,8 @@ use serde::Serialize;
 
 use super::report::{self, Entry, Screen};
 use crate::config::{Http, StatusConfig};
-use crate::error::{DbError, Failure};
-use crate::finding;
+use crate::error::{DbError, Exit, Failure};
+use crate::finding::{self, Group};
 use crate::io::preflight::{self, Answer, Seen};
 use crate::io::side::Side;
 use crate::io::standing::{self, Waiting};
@@ -39,7 +39,7 @@ pub async fn run(config: StatusConfig) -> Result<(), Failure> {
     };
     let facts = Facts { relay, database };
     let groups = judge::judge(&config, &facts);
-    let failure = finding::failure(groups.iter().flat_map(|group| &group.findings));
+    let failure = failure(&groups);
     let text = if config.json {
         report::json(&Report {
             ok: failure.is_none(),
@@ -52,6 +52,13 @@ pub async fn run(config: StatusConfig) -> Result<(), Failure> {
     };
     report::write_out(&text)?;
     failure.map_or(Ok(()), Err)
+}
+
+/// What waits for a decision comes before all else: it is often why the rest is down.
+fn failure(groups: &[Group]) -> Option<Failure> {
+    let all = || groups.iter().flat_map(|group| &group.findings);
+    let halted = all().filter(|finding| finding.exit == Exit::Halted);
+    finding::failure(halted).or_else(|| finding::failure(all()))
 }
 
 #[derive(Serialize)]
@@ -206,12 +213,26 @@ fn unreachable(error: &DbError, config: &StatusConfig) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::finding::Finding;
     use crate::lsn::PgTimestamp;
 
     #[test]
     fn a_rate_is_bytes_over_seconds() {
         assert!((per_second(3_000, Duration::from_millis(1_500)) - 2_000.0).abs() < 0.01);
         assert!(per_second(u64::MAX, Duration::ZERO).is_finite());
+    }
+
+    #[test]
+    fn a_decision_comes_before_what_is_only_down() {
+        let down = Finding::failed("leader", "nobody leads", "start it");
+        let halted = Finding::failed("halted event", "event 7", "decide").halted();
+        let fine = Finding::ok("slot", "there");
+        let of = |findings: Vec<Finding>| failure(&[Group::new("all", findings)]);
+        let both = of(vec![down.clone(), halted]).expect("it failed");
+        assert_eq!((both.exit, both.remedy.as_str()), (Exit::Halted, "decide"));
+        let one = of(vec![fine.clone(), down]).expect("it failed");
+        assert_eq!((one.exit, one.remedy.as_str()), (Exit::Refused, "start it"));
+        assert_eq!(of(vec![fine]), None);
     }
 
     #[test]

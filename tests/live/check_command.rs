@@ -1,6 +1,7 @@
 //! `walrelay check`: what is wrong, all at once, before anything is changed. Each refusal is also
 //! `run`'s.
 
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -316,6 +317,27 @@ fn c13_an_unreachable_server_ends_check_in_time_with_its_reason() {
     let port = silent.local_addr().expect("it is bound").port();
     let url = format!("postgresql://u@127.0.0.1:{port}/d?connect_timeout=2");
     says(&check(&url), 3, &["timed out"]);
+    // Answers, but is not there yet.
+    let starting = starting_server();
+    let url = format!("postgresql://u@127.0.0.1:{starting}/d?sslmode=disable");
+    says(&check(&url), 3, &["57P03", "starting up", "wait until"]);
+}
+
+/// The port of a server that says to everybody that it is starting up.
+fn starting_server() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("it is bound").port();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let Ok(mut client) = client else { return };
+            let mut startup = [0; 4096];
+            let _ = client.read(&mut startup);
+            let body = b"SFATAL\0VFATAL\0C57P03\0Mthe database system is starting up\0\0";
+            let length = u32::try_from(body.len() + 4).expect("short").to_be_bytes();
+            let _ = client.write_all(&[b"E", &length[..], body].concat());
+        }
+    });
+    port
 }
 
 #[test]
@@ -402,6 +424,13 @@ fn a_second_relay_needs_names_of_its_own() {
         &ended,
         3,
         &["public.second is a new table", "public.outbox"],
+    );
+    // And the same publication.
+    let ended = check(&stage, &["--slot", &other, "--table", "second"]);
+    says(
+        &ended,
+        3,
+        &["public.second is a new table", "publication walrelay"],
     );
     // Side by side with names of its own.
     let own = [

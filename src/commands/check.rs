@@ -192,13 +192,8 @@ fn stream_connection(
         Err(error) => {
             let mut finding = no_connection(subject, error, &source.database);
             finding.found = format!("for replication: {}", finding.found);
-            let role = seen.and_then(|seen| seen.role.as_ref().ok());
-            if error.sqlstate() == "42501"
-                && let Some(role) = role.filter(|role| !role.may_replicate)
-            {
-                // The role's own finding says the same.
-                finding.remedy = Some(preflight::replication_remedy(&role.name));
-            }
+            let told = seen.and_then(|seen| told_elsewhere(error, seen));
+            finding.remedy = told.or(finding.remedy);
             return Some(finding);
         }
     };
@@ -232,6 +227,22 @@ fn stream_connection(
     } else {
         Finding::unknown(subject, found)
     })
+}
+
+/// The remedy of the finding that is this refusal's cause: then it is said once.
+fn told_elsewhere(error: &DbError, seen: &Seen) -> Option<String> {
+    match error.sqlstate() {
+        "42501" => {
+            let role = seen.role.as_ref().ok().filter(|role| !role.may_replicate)?;
+            Some(preflight::replication_remedy(&role.name))
+        }
+        "53300" => {
+            let settings = seen.settings.as_ref().ok();
+            let max = settings.and_then(|settings| settings.number("max_wal_senders"));
+            (max == Some(0)).then(preflight::no_wal_senders)?.remedy
+        }
+        _ => None,
+    }
 }
 
 async fn look_at_kafka(

@@ -448,7 +448,7 @@ fn a_slot_that_is_lost_is_announced_and_then_ends_the_relay() {
     assert_eq!(code, 4, "{said}");
     let last = said.lines().last().unwrap_or_default();
     assert!(last.starts_with("remedy: ") && last.contains("max_slot_wal_keep_size"));
-    let status = stage.status(&[]).expect_code(3);
+    let status = stage.status(&[]).expect_code(4);
     assert!(status.stdout.contains("is lost"), "{}", status.stdout);
 }
 

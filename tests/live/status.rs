@@ -38,10 +38,16 @@ fn a_relay_that_streams_is_0_and_all_is_known_of_it() {
     insert(&sql, "placed", 3);
     stage.records(3);
     stage.wait_confirmed(MINUTE);
-    let said = eventually(MINUTE, "the relay tells what it delivered", || {
-        let said = json(&stage.status(&["--json", "--http", &address]));
-        said["last_delivered_lsn"].is_string().then_some(said)
+    // Ready is: every condition is known to hold, and the database is asked every few seconds.
+    let ended = eventually(MINUTE, "all is known to be well", || {
+        let ended = stage.status(&["--json", "--http", &address]);
+        // (It hands over what it knows once a second.)
+        let tells = json(&ended)["last_delivered_lsn"].is_string();
+        (ended.code == 0 && tells).then_some(ended)
     });
+    let said = json(&ended);
+    assert_eq!(said["ok"], true);
+    assert_eq!(said["relay"]["ready"], true);
     assert_eq!(said["slot"], stage.db.slot());
     let holder = sql.one(
         "select pid from pg_locks where locktype = 'advisory' and mode = 'ExclusiveLock'

@@ -4,17 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use openssl::asn1::Asn1Time;
-use openssl::bn::BigNum;
-use openssl::ec::{EcGroup, EcKey};
-use openssl::error::ErrorStack;
-use openssl::hash::MessageDigest;
-use openssl::nid::Nid;
-use openssl::pkey::{PKey, Private};
-use openssl::symm::Cipher;
-use openssl::x509::extension::{BasicConstraints, SubjectAlternativeName};
-use openssl::x509::{X509, X509Builder, X509Name};
-
+use crate::certs::{Authority, Signed};
 use crate::kafka::Broker;
 use crate::proc;
 
@@ -48,7 +38,7 @@ impl Secured {
         let ca = Authority::new("right");
         let dir = proc::dir("secured");
         let keystore = dir.join("broker.pem");
-        put_keystore(&keystore, &ca);
+        put_keystore(&keystore, &good(&ca));
         let [plain, tls, mutual, oauth, open, controller] =
             std::array::from_fn(|_| proc::free_port());
         let at = |port: u16| format!("127.0.0.1:{port}");
@@ -98,9 +88,9 @@ impl Secured {
         }
     }
 
-    /// Gives the broker a certificate of this authority; it counts from the next `up`.
-    pub fn sign_broker(&self, ca: &Authority) {
-        put_keystore(&self.keystore, ca);
+    /// Gives the broker another certificate; it counts from the next `up`.
+    pub fn show(&self, signed: &Signed) {
+        put_keystore(&self.keystore, signed);
     }
 }
 
@@ -119,16 +109,14 @@ listener.name.oauth.connections.max.reauth.ms=3600000
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 super.users=User:ANONYMOUS;User:plain;User:scram256;User:scram512;User:client;User:token";
 
-fn put_keystore(path: &Path, ca: &Authority) {
-    let (certificate, key) = ca.sign("localhost", None);
-    fs::write(path, [key, certificate].concat()).expect("the directory is ours");
+/// What a broker that is reached at 127.0.0.1 shows of itself.
+pub fn good(ca: &Authority) -> Signed {
+    ca.sign("localhost", &["localhost", "127.0.0.1"])
 }
 
-/// A certificate authority of one test.
-pub struct Authority {
-    pub file: PathBuf,
-    certificate: X509,
-    key: PKey<Private>,
+fn put_keystore(path: &Path, signed: &Signed) {
+    let pem = [signed.key(), signed.certificate()].concat();
+    fs::write(path, pem).expect("the directory is ours");
 }
 
 /// A client's certificate and key, as files.
@@ -137,87 +125,25 @@ pub struct Client {
     pub key: String,
 }
 
-impl Authority {
-    pub fn new(name: &str) -> Authority {
-        let key = new_key();
-        let certificate = certificate(name, &key, None);
-        let file = proc::dir("kafka-ca").join("ca.pem");
-        fs::write(&file, certificate.to_pem().expect("PEM")).expect("the directory is ours");
-        Authority {
-            file,
-            certificate,
-            key,
-        }
-    }
-
-    pub fn path(&self) -> String {
-        self.file.to_string_lossy().into_owned()
-    }
-
-    /// For the client of that name; the key is encrypted where there is a password.
-    pub fn client(&self, name: &str, password: Option<&str>) -> Client {
-        let dir = proc::dir("kafka-client");
-        let (certificate, key) = self.sign(name, password);
-        let put = |name: &str, pem: Vec<u8>| {
-            fs::write(dir.join(name), pem).expect("the directory is ours");
-            dir.join(name).to_string_lossy().into_owned()
+impl Client {
+    /// The key is encrypted where there is a password.
+    pub fn of(ca: &Authority, name: &str, password: Option<&str>) -> Client {
+        let signed = ca.sign(name, &[]);
+        let key = match password {
+            None => signed.key(),
+            Some(password) => signed.locked_key(password),
+        };
+        let put = |what: &str, pem: &[u8]| {
+            let path = ca.put(&format!("{name}-{}.{what}", proc::unique()), pem);
+            path.to_string_lossy().into_owned()
         };
         Client {
-            certificate: put("client.crt", certificate),
-            key: put("client.key", key),
+            certificate: put("crt", &signed.certificate()),
+            key: put("key", &key),
         }
-    }
-
-    /// Certificate and key, as PEM.
-    fn sign(&self, name: &str, password: Option<&str>) -> (Vec<u8>, Vec<u8>) {
-        let key = new_key();
-        let signed = certificate(name, &key, Some(self)).to_pem().expect("PEM");
-        let key = match password {
-            None => key.private_key_to_pem_pkcs8(),
-            Some(password) => {
-                key.private_key_to_pem_pkcs8_passphrase(Cipher::aes_256_cbc(), password.as_bytes())
-            }
-        };
-        (signed, key.expect("PEM"))
     }
 }
 
-fn new_key() -> PKey<Private> {
-    let group = EcGroup::from_curve_name(Nid::X9_62_PRIME256V1).expect("a known curve");
-    PKey::from_ec_key(EcKey::generate(&group).expect("a key")).expect("a key")
-}
-
-fn certificate(name: &str, key: &PKey<Private>, signer: Option<&Authority>) -> X509 {
-    let make = || -> Result<X509, ErrorStack> {
-        let mut subject = X509Name::builder()?;
-        subject.append_entry_by_text("CN", name)?;
-        let subject = subject.build();
-        let mut builder = X509Builder::new()?;
-        builder.set_version(2)?;
-        let serial = BigNum::from_u32(u32::try_from(proc::unique()).unwrap_or(1))?;
-        builder.set_serial_number(serial.to_asn1_integer()?.as_ref())?;
-        builder.set_subject_name(&subject)?;
-        builder.set_pubkey(key)?;
-        builder.set_not_before(Asn1Time::days_from_now(0)?.as_ref())?;
-        builder.set_not_after(Asn1Time::days_from_now(2)?.as_ref())?;
-        match signer {
-            None => {
-                builder.set_issuer_name(&subject)?;
-                builder.append_extension(BasicConstraints::new().critical().ca().build()?)?;
-                builder.sign(key, MessageDigest::sha256())?;
-            }
-            Some(ca) => {
-                builder.set_issuer_name(ca.certificate.subject_name())?;
-                let context = builder.x509v3_context(Some(&ca.certificate), None);
-                let names = SubjectAlternativeName::new()
-                    .dns("localhost")
-                    .ip("127.0.0.1")
-                    .build(&context)?;
-                builder.append_extension(names)?;
-                builder.sign(&ca.key, MessageDigest::sha256())?;
-            }
-        }
-        Ok(builder.build())
-    };
-    make().expect("a certificate of plain parts")
+pub fn path(ca: &Authority) -> String {
+    ca.file.to_string_lossy().into_owned()
 }

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::kafka_secured::{Authority, Client, PASSWORD, Secured};
+use crate::certs::Authority;
+use crate::kafka_secured::{Client, PASSWORD, Secured, good, path};
 use crate::postgres::{Cluster, Pg};
 use crate::proc::{self, eventually};
 use crate::relay::{Ended, Relay, run_to_end};
@@ -107,7 +108,7 @@ fn scram<'a>(ca: &'a str, user: &'a str, password: &'a str) -> Vec<(&'a str, &'a
 #[test]
 fn sasl_and_client_certificates_deliver() {
     let (secured, stage) = (Secured::shared(), stage());
-    let ca = secured.ca.path();
+    let ca = path(&secured.ca);
     let mut records = 0;
     for (brokers, protocol, mechanism, user) in [
         (&secured.sasl_plaintext, "sasl_plaintext", "PLAIN", "plain"),
@@ -135,7 +136,7 @@ fn sasl_and_client_certificates_deliver() {
         says_no_secret(&relay.said());
     }
     for password in [None, Some("k3y-passw0rd")] {
-        let client = secured.ca.client("client", password);
+        let client = Client::of(&secured.ca, "client", password);
         let mut properties = vec![
             ("security.protocol", "ssl"),
             ("ssl.ca.location", ca.as_str()),
@@ -155,7 +156,7 @@ fn sasl_and_client_certificates_deliver() {
 #[test]
 fn k03_a_refusal_at_the_start_ends_it_with_the_librarys_reason() {
     let (secured, stage) = (Secured::shared(), stage());
-    let ca = secured.ca.path();
+    let ca = path(&secured.ca);
     let open = secured.broker.bootstrap();
     let wrong = scram(&ca, "scram256", "wr0ng-passw0rd");
     let ended = refused(
@@ -177,7 +178,7 @@ fn k03_a_refusal_at_the_start_ends_it_with_the_librarys_reason() {
         &["supported mechanisms", "sasl.mechanism"],
     );
     let stranger = Authority::new("wrong");
-    let strange = stranger.path();
+    let strange = path(&stranger);
     let unknown = scram(&strange, "scram256", PASSWORD);
     refused(
         &stage,
@@ -195,7 +196,7 @@ fn k03_a_refusal_at_the_start_ends_it_with_the_librarys_reason() {
         &tls,
         &["alert", "ssl.certificate.location"],
     );
-    let client = stranger.client("client", None);
+    let client = Client::of(&stranger, "client", None);
     let mut foreign = tls.to_vec();
     foreign.push(("ssl.certificate.location", &client.certificate));
     foreign.push(("ssl.key.location", &client.key));
@@ -208,7 +209,7 @@ fn secrets_come_from_variables_and_files_and_stay_there() {
     let dir = proc::dir("secrets");
     let file = dir.join("password");
     fs::write(&file, format!("{PASSWORD}\n")).expect("the directory is ours");
-    let ca = secured.ca.path();
+    let ca = path(&secured.ca);
     let from_file = format!("${{file:{}}}", file.display());
     let properties = scram(&ca, "${env:KAFKA_USER}", &from_file);
     let env = [("KAFKA_USER", "scram256"), ("RUST_LOG", "debug")];
@@ -247,9 +248,9 @@ type Pairs<'a> = &'a [(&'a str, &'a str)];
 fn k12_bad_properties_are_usage_errors_before_connecting() {
     let secured = Secured::shared();
     let stranger = Authority::new("stranger");
-    let plain = stranger.client("client", None);
-    let locked = stranger.client("client", Some("k3y-passw0rd"));
-    let ca = secured.ca.path();
+    let plain = Client::of(&stranger, "client", None);
+    let locked = Client::of(&stranger, "client", Some("k3y-passw0rd"));
+    let ca = path(&secured.ca);
     let ssl = ("security.protocol", "ssl");
     let certificate = |client: &'static Client| ("ssl.certificate.location", &*client.certificate);
     let key = |client: &'static Client| ("ssl.key.location", &*client.key);
@@ -424,7 +425,7 @@ fn k03_rotated_passwords_and_bad_certificates_are_waited_out() {
     let secured = Secured::start();
     let stage = Stage::on(Cluster::shared(Pg::V15), &secured.broker);
     stage.init();
-    let ca = secured.ca.path();
+    let ca = path(&secured.ca);
     let file = proc::dir("rotated").join("password");
     fs::write(&file, PASSWORD).expect("the directory is ours");
     let from_file = format!("${{file:{}}}", file.display());
@@ -447,18 +448,35 @@ fn k03_rotated_passwords_and_bad_certificates_are_waited_out() {
     stage.wait_count("t", 2, MINUTE);
     relay.wait_for_text("reachable again", MINUTE);
 
-    // The broker's certificate is one that nobody here trusts.
+    // The broker's certificate is one that nobody here trusts, of another name, or too old.
     secured.broker.kill9();
-    secured.sign_broker(&Authority::new("wrong"));
+    secured.show(&good(&Authority::new("wrong")));
     secured.broker.up();
     stage.db.connect().run(ROW);
     relay.wait_for("the certificate", MINUTE, |line| {
         line.level() == "ERROR" && line.has("verify failed") && line.has("ssl.ca.location")
     });
     relay.assert_alive();
+    for (bad, words) in [
+        (
+            secured.ca.sign("other", &["other.example"]),
+            ["mismatch", "advertised.listeners"],
+        ),
+        (
+            secured.ca.sign_expired("localhost", &["127.0.0.1"]),
+            ["expired", "renewed"],
+        ),
+    ] {
+        secured.broker.kill9();
+        secured.show(&bad);
+        secured.broker.up();
+        relay.wait_for(words[0], MINUTE, |line| {
+            line.level() == "ERROR" && words.iter().all(|word| line.has(word))
+        });
+    }
     assert_eq!(secured.broker.count(&stage.topic("t")), 2);
     secured.broker.kill9();
-    secured.sign_broker(&secured.ca);
+    secured.show(&good(&secured.ca));
     secured.broker.up();
     stage.wait_count("t", 3, MINUTE);
     stage.wait_confirmed(MINUTE);

@@ -7,7 +7,7 @@ use walrelay::finding::{Finding, State};
 use walrelay::io::kafka::{self, Settings};
 
 use crate::kafka::Broker;
-use crate::kafka_secured::{PASSWORD, Secured};
+use crate::kafka_secured::{PASSWORD, Secured, path};
 use crate::postgres::{Cluster, Pg, runtime};
 use crate::proc;
 use crate::stage::{MINUTE, Stage};
@@ -75,7 +75,7 @@ fn a_healthy_cluster_is_looked_at_in_no_time() {
     assert_eq!(findings.len(), 3, "{findings:#?}");
 
     let secured = Secured::shared();
-    let ca = secured.ca.path();
+    let ca = path(&secured.ca);
     let scram = [
         ("security.protocol", "sasl_ssl"),
         ("ssl.ca.location", ca.as_str()),

@@ -4,6 +4,7 @@
 
 mod address;
 mod ask;
+mod tls;
 mod words;
 
 use std::time::{Duration, Instant};

@@ -10,6 +10,7 @@ use super::super::context::Inbox;
 use super::super::native::admin::{Answer, Each, Node, Questions, Refusal, Topic, TopicConfig};
 use super::super::{ClientNotice, Settings};
 use super::address::Address;
+use super::tls::{DISTRUST_WITHIN, Trust, distrust};
 use crate::record::KafkaCode;
 
 /// Between two looks at what the client library complains of: short at first, when it connects.
@@ -47,6 +48,27 @@ impl Heard {
     /// Only an operator can put it right.
     pub fn is_definite(&self) -> bool {
         self.notice.as_ref().is_some_and(ClientNotice::is_definite)
+    }
+
+    /// Puts OpenSSL's reason in the place of the library's long sentence, which has none.
+    fn explain_distrust(&mut self, addresses: &[Address], trust: &Trust) {
+        let Some(notice) = &mut self.notice else {
+            return;
+        };
+        let Some(at) = notice
+            .text
+            .find(": broker certificate could not be verified")
+        else {
+            return;
+        };
+        let address = addresses
+            .iter()
+            .find(|address| notice.text.contains(&address.to_string()));
+        if let Some(why) = address.and_then(|address| distrust(address, trust)) {
+            notice.text.truncate(at);
+            notice.text.push_str(": ");
+            notice.text.push_str(&why);
+        }
     }
 
     fn take(&mut self, answer: Answer) {
@@ -103,13 +125,21 @@ pub async fn all(
         .filter_map(|topic| CString::new(topic.as_str()).ok())
         .take(TOPICS_MAX)
         .collect();
+    let trust = Trust {
+        file: recipe.config.get("ssl.ca.location").map(str::to_owned),
+        pem: recipe.config.get("ssl.ca.pem").map(str::to_owned),
+    };
+    let addresses = Address::list(&bootstrap.join(","));
     let asked = tokio::task::spawn_blocking(move || {
         let client: BaseProducer<Inbox> = match recipe.make() {
             Ok(client) => client,
             Err(failure) => return Heard::refused(failure.causes.join("; ")),
         };
-        let heard = ask(&client, &topics, until);
+        let mut heard = ask(&client, &topics, until);
         destroy(client);
+        if left(until) > DISTRUST_WITHIN {
+            heard.explain_distrust(&addresses, &trust);
+        }
         heard
     });
     asked.await.unwrap_or_default()

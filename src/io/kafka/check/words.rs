@@ -152,7 +152,8 @@ fn remedy_of(notice: &ClientNotice) -> &'static str {
     } else if says("has expired") {
         "have the broker's certificate renewed, or mend the clock here"
     } else if says("verify failed") {
-        "set --kafka ssl.ca.location to the CA certificate (PEM) that the broker's was signed with"
+        "set --kafka ssl.ca.location to the CA certificate (PEM) that the broker's was signed \
+         with, or have the broker show a certificate of that CA"
     } else if says("alert") {
         "give a client certificate that the broker takes: --kafka ssl.certificate.location and \
          ssl.key.location (PEM)"

@@ -53,6 +53,12 @@ impl Record<'_> {
         self.key.len() + self.value.as_ref().map_or(0, |v| v.len())
     }
 
+    /// `event_id` is the first header of every record.
+    pub fn event_id(&self) -> String {
+        let value = self.headers.first().and_then(|h| h.value.as_deref());
+        String::from_utf8_lossy(value.unwrap_or_default()).into_owned()
+    }
+
     /// What this record costs in memory while it is in flight, in bytes: its own bytes and what
     /// the Kafka client keeps beside them (a message struct, a header list, a node a header).
     pub fn footprint(&self) -> usize {

@@ -198,6 +198,7 @@ impl Service {
         let mut signals = Signals::new(stop)?;
         tokio::select! {
             () = signals.next() => return Ok(()),
+            () = self.vitals.wait_alive() => {}
             done = jobs::reach(Arc::clone(&self.surroundings)) => self.on_first_reach(done)?,
         }
         self.machine.advance(now());

@@ -50,9 +50,7 @@ impl Held {
     pub fn first_for(&self, topic: &str, topics: &Topics) -> Option<String> {
         let mut queue = self.queue.iter();
         let first = queue.find(|waiting| topics.name(waiting.topic) == topic)?;
-        // `event_id` is the first header of every record.
-        let event_id = first.record.headers.first()?.value.as_deref()?;
-        Some(String::from_utf8_lossy(event_id).into_owned())
+        Some(first.record.event_id())
     }
 
     /// Forgets this event and all that came after it.
@@ -124,17 +122,18 @@ impl Held {
     /// Topics without which events wait, each with their number.
     #[must_use]
     pub fn waits_for(&self, topics: &Topics, topics_max: usize) -> Vec<Absent> {
-        let mut events: HashMap<u16, usize> = HashMap::new();
+        let mut events: HashMap<u16, (usize, &Waiting)> = HashMap::new();
         for waiting in &self.queue {
-            *events.entry(waiting.topic).or_default() += 1;
+            events.entry(waiting.topic).or_insert((0, waiting)).0 += 1;
         }
         let mut absent: Vec<Absent> = events
             .into_iter()
-            .filter_map(|(topic, events)| {
+            .filter_map(|(topic, (events, first))| {
                 Some(Absent {
                     topic: topics.name(topic).to_owned(),
                     unanswered: topics.why_not(topic)?,
                     events,
+                    first_event_id: first.record.event_id(),
                 })
             })
             .collect();

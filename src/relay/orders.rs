@@ -450,4 +450,5 @@ pub struct Absent {
     /// Why the cluster did not answer; `None` where it has no such topic.
     pub unanswered: Option<String>,
     pub events: usize,
+    pub first_event_id: String,
 }

@@ -60,6 +60,14 @@ impl Vitals {
         })
     }
 
+    /// Before the loop turns, while it is waited for something: never ends.
+    pub async fn wait_alive(&self) {
+        loop {
+            self.turned(now());
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
     /// First thing in every turn of the loop.
     pub fn turned(&self, now: Moment) {
         self.board.turned(now);
@@ -113,6 +121,7 @@ impl Vitals {
                     topic: absent.topic,
                     unanswered: absent.unanswered,
                     events: absent.events,
+                    first_event_id: absent.first_event_id,
                 })
                 .collect(),
             is_full: standing.is_full,

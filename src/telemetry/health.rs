@@ -86,6 +86,9 @@ pub struct Numbers {
     pub in_flight_bytes: u64,
     pub held_events: u64,
     pub held_bytes: u64,
+    /// Topics that events wait for; the first of them where there are many.
+    #[serde(default)]
+    pub waiting: Vec<Waiting>,
     pub delivered_events: u64,
     pub brokers_known: Option<u64>,
     pub brokers_up: Option<u64>,
@@ -179,12 +182,13 @@ pub struct Brokers {
 }
 
 /// A topic for which events wait.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
     pub topic: String,
     /// Why the cluster says nothing; `None` where it says that there is no such topic.
     pub unanswered: Option<String>,
     pub events: usize,
+    pub first_event_id: String,
 }
 
 /// What the database says about slot and publication; asked every few seconds.

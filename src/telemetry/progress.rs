@@ -53,6 +53,9 @@ pub mod name {
     /// Gauge, 1 where the condition holds, 0 where it does not, NaN when not known; label
     /// `condition`.
     pub const CONDITION: &str = "walrelay_condition";
+    /// Gauge, events that wait for a topic that is not there; label `topic`, only while they do,
+    /// and of at most 20 topics.
+    pub const TOPIC_WAITING: &str = "walrelay_topic_waiting_events";
     /// Gauge; NaN when not known.
     pub const BROKERS_UP: &str = "walrelay_brokers_up";
     /// Gauge, the slowest broker's; label `quantile`.
@@ -369,6 +372,7 @@ struct HealthGauges {
     prepared_transaction_age: Gauge,
     ready: Gauge,
     condition: GaugeVec,
+    topic_waiting: GaugeVec,
     brokers_up: Gauge,
     broker_rtt: GaugeVec,
 }
@@ -414,6 +418,11 @@ impl HealthGauges {
                 "1 where the condition holds, 0 where not, NaN where unknown.",
                 "condition",
             ),
+            topic_waiting: by(
+                name::TOPIC_WAITING,
+                "Events that wait for a topic that does not exist or cannot be used.",
+                "topic",
+            ),
             brokers_up: gauge(name::BROKERS_UP, "Kafka brokers that are connected."),
             broker_rtt: by(
                 name::BROKER_RTT,
@@ -451,6 +460,14 @@ impl HealthGauges {
             self.condition
                 .with_label_values(&[condition.name.as_str()])
                 .set(flag(condition.ok));
+        }
+        self.topic_waiting.reset();
+        for waiting in &numbers.waiting {
+            self.topic_waiting
+                .with_label_values(&[waiting.topic.as_str()])
+                .set(approximate(
+                    u64::try_from(waiting.events).unwrap_or(u64::MAX),
+                ));
         }
         self.brokers_up.set(count(numbers.brokers_up));
         for (quantile, rtt) in [
@@ -525,7 +542,7 @@ fn bytes_for_people(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::health::{Board, Identity, Now};
+    use super::super::health::{Board, Identity, Now, Waiting};
     use super::*;
 
     fn at(millis: u64) -> SystemTime {
@@ -564,6 +581,21 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}{text}");
         }
+    }
+
+    #[test]
+    fn a_topic_is_named_only_while_events_wait_for_it() {
+        let progress = Progress::new();
+        let mut health = unknown();
+        health.progress.waiting = vec![Waiting {
+            topic: "orders".to_owned(),
+            unanswered: None,
+            events: 3,
+            first_event_id: "id".to_owned(),
+        }];
+        let line = "walrelay_topic_waiting_events{topic=\"orders\"} 3\n";
+        assert!(progress.gather(&health).contains(line));
+        assert!(!progress.gather(&unknown()).contains("orders"));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -11,9 +12,9 @@ use serde_json::Value;
 use crate::http::{self, Ready, get, metrics};
 use crate::kafka::Broker;
 use crate::postgres::{Cluster, Pg, Sql, Stop};
-use crate::proc::{eventually, eventually_says, free_port};
+use crate::proc::{Proc, eventually, eventually_says, free_port, spawn_child};
 use crate::refusals::Holder;
-use crate::relay::{Relay, run_to_end};
+use crate::relay::{Relay, binary, run_to_end};
 use crate::stage::{MINUTE, Stage};
 
 /// What a failure looks like from outside.
@@ -63,7 +64,7 @@ const TABLE: [Signal; 9] = [
     Signal {
         failure: "absent topic",
         condition: "topics",
-        what: &[".nowhere does not exist", "3 events wait"],
+        what: &[".nowhere does not exist", "3 events wait, the first is "],
         remedy: &["create ", "--create-topics"],
         metrics: &[
             ("walrelay_condition{condition=\"topics\"}", Is::Exactly(0.0)),
@@ -396,9 +397,16 @@ fn a_topic_that_is_not_there_is_named_with_its_events() {
     ins(&sql, "nowhere", 3);
     let ready = signals(&stage, &address, "absent topic");
     assert_eq!(ready.holds("kafka"), Some(true), "{}", ready.body);
+    let topic = stage.topic("nowhere");
+    let series = format!("walrelay_topic_waiting_events{{topic=\"{topic}\"}}");
+    assert_eq!(metrics(&address).get(&series), Some(&3.0));
+    let event_id = sql.one("select event_id from outbox order by id limit 1");
+    let said = relay.wait_for_text("does not exist", MINUTE);
+    assert!(said.has(&topic) && said.has(&event_id) && said.has("--create-topics"));
     ages(&address);
-    stage.broker.create_topic(&stage.topic("nowhere"), 2);
+    stage.broker.create_topic(&topic, 2);
     becomes_ready(&address, MINUTE);
+    assert_eq!(metrics(&address).get(&series), None);
     stage.wait_count("nowhere", 3, MINUTE);
     relay.stop();
 }
@@ -500,6 +508,49 @@ fn c11_a_slot_that_another_session_holds_is_named_with_its_holder() {
     drop(holder);
     becomes_ready(&address, MINUTE);
     relay.stop();
+}
+
+/// Nobody reads its log: the loop hangs in the middle of a line.
+#[test]
+fn a_loop_that_hangs_is_said_so_by_its_own_health() {
+    let stage = Stage::shared(Pg::V18);
+    stage.init();
+    let address = format!("127.0.0.1:{}", free_port());
+    let url = stage.db.url();
+    let mut command = binary(&[
+        "run",
+        "--database-url",
+        &url,
+        "--slot",
+        &stage.db.slot(),
+        "--brokers",
+        &stage.broker.bootstrap(),
+        "--http",
+        &address,
+        "--kafka",
+        "debug=all",
+    ]);
+    // A pipe holds sixteen pages: what is left of it is full after some lines.
+    let (_nobody_reads, mut log) = std::io::pipe().expect("a pipe");
+    log.write_all(&[b'.'; 15 * 4096]).expect("there is room");
+    command
+        .env("RUST_LOG", "trace,walrelay::io::http=off")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log);
+    let _process = Proc::from_child(spawn_child(command));
+    eventually(MINUTE, "it is not ready because it hangs", || {
+        TcpStream::connect(&address).ok()?;
+        (Ready::of(&address).holds("loop") == Some(false)).then_some(())
+    });
+    let hung = Ready::of(&address);
+    assert_eq!(hung.status, 503);
+    let what = hung.condition("loop")["what"].to_string();
+    assert!(what.contains("has not turned for"), "{what}");
+    eventually(MINUTE, "it is to be restarted", || {
+        let live = get(&address, "/livez");
+        (live.status == 503).then_some(())
+    });
 }
 
 #[test]

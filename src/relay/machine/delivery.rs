@@ -363,9 +363,7 @@ impl Machine {
         }
         self.ledger.sent(ticket, topic, record.size());
         if let Some(solo) = &mut self.solo {
-            let event_id = record.headers.first().and_then(|h| h.value.as_deref());
-            let event_id = String::from_utf8_lossy(event_id.unwrap_or_default()).into_owned();
-            solo.sent = Some((ticket, event_id));
+            solo.sent = Some((ticket, record.event_id()));
         } else if self.gate == Some(ticket) {
             let event_id = self.halted.as_ref().map(|h| h.event_id.clone());
             self.solo = Some(Solo {

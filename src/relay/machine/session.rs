@@ -68,6 +68,7 @@ impl Machine {
             OpenError::Never(failure)
                 if self.identity.is_some() && failure.exit == Exit::Refused =>
             {
+                self.closed_because = Some(failure.one_line());
                 self.remind(Notice::StreamEnded(failure.one_line()), now);
             }
             OpenError::Never(failure) => self.fail(failure, None, now),

@@ -248,12 +248,13 @@ fn topics(e: &Evidence) -> Verdict {
         return Verdict::holds("no event waits for a topic");
     };
     let topic = &first.topic;
+    let events = match first.events {
+        1 => format!("event {} waits", first.first_event_id),
+        n => format!("{n} events wait, the first is {}", first.first_event_id),
+    };
     let mut what = match &first.unanswered {
-        None => format!("topic {topic} does not exist: {} events wait", first.events),
-        Some(why) => format!(
-            "topic {topic} cannot be used yet, {} events wait: {why}",
-            first.events
-        ),
+        None => format!("topic {topic} does not exist: {events}"),
+        Some(why) => format!("topic {topic} cannot be used yet ({why}): {events}"),
     };
     if waiting.len() > 1 {
         let others: Vec<&str> = waiting
@@ -372,7 +373,7 @@ impl Evidence {
         let facts = &self.facts;
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         let brokers = facts.kafka.brokers;
-        let rtt = |rtt: Duration| (rtt > Duration::ZERO).then(|| rtt.as_secs_f64());
+        let rtt = |rtt: Duration| (rtt > Duration::ZERO).then_some(rtt.as_secs_f64());
         let known = |lsn: Lsn| (lsn != Lsn::INVALID).then(|| lsn.to_string());
         let is_leading = facts.lead == Lead::Leading;
         let base = Numbers {
@@ -384,6 +385,7 @@ impl Evidence {
             in_flight_bytes: count(facts.in_flight.bytes),
             held_events: count(facts.held.events),
             held_bytes: count(facts.held.bytes),
+            waiting: facts.topics.clone(),
             delivered_events,
             brokers_known: brokers.map(|b| count(b.known)),
             brokers_up: brokers.map(|b| count(b.up)),

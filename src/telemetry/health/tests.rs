@@ -256,6 +256,7 @@ fn a_missing_topic_is_named_with_what_waits_for_it() {
         topic: topic.into(),
         unanswered: unanswered.map(str::to_owned),
         events: 3,
+        first_event_id: "id-1".into(),
     };
     let facts = Facts {
         topics: vec![waiting("a", Some("timed out")), waiting("b", None)],
@@ -265,7 +266,7 @@ fn a_missing_topic_is_named_with_what_waits_for_it() {
     let topics = condition(&health, "topics");
     assert_eq!(
         topics.what,
-        "topic b does not exist: 3 events wait; events also wait for a"
+        "topic b does not exist: 3 events wait, the first is id-1; events also wait for a"
     );
     assert!(topics.remedy.expect("a remedy").contains("--create-topics"));
 }

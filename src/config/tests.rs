@@ -160,6 +160,38 @@ fn pairs_are_merged_by_name() {
 }
 
 #[test]
+fn a_property_may_stand_for_a_variable_or_a_file() {
+    let secret = file("s3cr3t\n");
+    let settings = file(&format!(
+        "kafka_token_command = \"file\"\n[kafka]\nsasl.password = \"${{file:{}}}\"\n\
+         [kafka.ssl]\nca.location = \"${{env:CA}}\"",
+        path(&secret)
+    ));
+    let env = around(&[
+        ("CA", "/etc/ca.pem"),
+        ("WALRELAY_KAFKA_TOKEN_COMMAND", "variable"),
+    ]);
+    let config = run_in(&env, &["--config", path(&settings)]).expect("right");
+    let value = |name: &str| {
+        let mut all = config.kafka.properties.iter();
+        let property = all.find(|property| property.name == name);
+        property.expect("it is given").read().expect("it is there")
+    };
+    assert_eq!(value("sasl.password"), "s3cr3t");
+    assert_eq!(value("ssl.ca.location"), "/etc/ca.pem");
+    assert_eq!(config.kafka.token_command.as_deref(), Some("variable"));
+    let shown = format!("{config:?}");
+    assert!(
+        !shown.contains("s3cr3t") && !shown.contains("variable"),
+        "{shown}"
+    );
+    refused(
+        &["--kafka", "a=${env:NO_SUCH}"],
+        &["a:", "NO_SUCH", "not set"],
+    );
+}
+
+#[test]
 fn a_malformed_pair_is_refused_without_showing_it() {
     let text = refused(&["--kafka", "hunter2"], &["--kafka NAME=VALUE"]);
     assert!(!text.contains("hunter2"));

@@ -1,13 +1,15 @@
 //! Every way to log in to Kafka, and every way to be refused.
 
+use std::cell::RefCell;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use crate::certs::Authority;
+use crate::http;
 use crate::kafka_secured::{Client, PASSWORD, Secured, good, path};
 use crate::postgres::{Cluster, Pg};
-use crate::proc::{self, eventually};
+use crate::proc::{self, eventually, eventually_says};
 use crate::relay::{Ended, Relay, run_to_end};
 use crate::stage::{MINUTE, Stage};
 
@@ -54,7 +56,10 @@ fn start_with(
     more: &[&str],
     env: &[(&str, &str)],
 ) -> Relay {
-    let args = line(stage, brokers, properties);
+    let mut args = line(stage, brokers, properties);
+    if more.contains(&"--http") {
+        args.retain(|arg| arg != "--http" && arg != "off");
+    }
     let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
     args.extend(more);
     Relay::start(&args, env)
@@ -419,6 +424,21 @@ fn a_token_that_is_refused_or_never_comes() {
     assert!(!ended.stderr.contains("s3cr3t"), "{}", ended.stderr);
 }
 
+/// Waits for this answer of `/readyz`.
+fn becomes(address: &str, status: u16, words: &str) {
+    let last = RefCell::new(String::new());
+    eventually_says(
+        MINUTE,
+        || format!("{status} with {words:?}, not {}", last.borrow()),
+        || {
+            let reply = http::get(address, "/readyz");
+            let is_it = reply.status == status && reply.body.contains(words);
+            *last.borrow_mut() = reply.body;
+            is_it.then_some(())
+        },
+    );
+}
+
 /// Case K03 while the relay runs: each fault is waited out, and nothing is lost or said twice.
 #[test]
 fn k03_rotated_passwords_and_bad_certificates_are_waited_out() {
@@ -431,8 +451,11 @@ fn k03_rotated_passwords_and_bad_certificates_are_waited_out() {
     let from_file = format!("${{file:{}}}", file.display());
     let mut properties = scram(&ca, "plain", &from_file);
     properties[2].1 = "PLAIN";
-    let mut relay = start(&stage, &secured.sasl_ssl, &properties);
+    let http = ["--http", "127.0.0.1:0"];
+    let mut relay = start_with(&stage, &secured.sasl_ssl, &properties, &http, &[]);
+    let address = http::address(&mut relay);
     delivers(&stage, 1, &relay);
+    becomes(&address, 200, "");
 
     // The password is changed on the broker, later in the file.
     secured.broker.kill9();
@@ -443,6 +466,7 @@ fn k03_rotated_passwords_and_bad_certificates_are_waited_out() {
         line.level() == "ERROR" && line.has("sasl.password") && line.has("remedy")
     });
     relay.assert_alive();
+    becomes(&address, 503, "sasl.password");
     assert_eq!(secured.broker.count(&stage.topic("t")), 1);
     fs::write(&file, "n3w-s3cr3t\n").expect("the directory is ours");
     stage.wait_count("t", 2, MINUTE);
@@ -480,6 +504,7 @@ fn k03_rotated_passwords_and_bad_certificates_are_waited_out() {
     secured.broker.up();
     stage.wait_count("t", 3, MINUTE);
     stage.wait_confirmed(MINUTE);
+    becomes(&address, 200, "");
     relay.stop();
     let said = relay.said();
     says_no_secret(&said);

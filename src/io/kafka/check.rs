@@ -133,6 +133,9 @@ pub async fn reach(
         .collect();
     let probed = probe_all(&unknown, until).await;
     reach.add(words::cluster(&bootstrap, nodes, &probed));
+    for (found, remedy) in settings.exposures() {
+        reach.add([Finding::warning("kafka", found, remedy).into()]);
+    }
     reach.add(words::topics(topics, &heard, create_topics));
     reach
 }

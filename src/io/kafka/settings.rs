@@ -101,6 +101,13 @@ impl Settings {
         self.token.as_deref()
     }
 
+    /// What others on the network could read or pretend to be: what, and what to do.
+    pub(super) fn exposures(&self) -> Vec<(&'static str, &'static str)> {
+        properties::read(&self.properties)
+            .map(|values| properties::exposures(&values))
+            .unwrap_or_default()
+    }
+
     /// User and password as they are now; `None` where nobody logs in with one.
     pub(super) fn login(&self) -> Option<(String, String)> {
         let value = |name: &str| {

@@ -14,6 +14,7 @@ use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use super::*;
 use crate::config::{CreateTopics, Kafka};
 use crate::error::kafka as codes;
+use crate::finding::State;
 use crate::record::{Header, Record, Report, Ticket, TopicState};
 
 const TOPIC: &str = "outbox.event.order";
@@ -422,5 +423,17 @@ fn a_question_without_an_answer_says_why() {
             panic!("nobody can have answered");
         };
         assert!(words.contains("no-such-host.invalid"), "{words}");
+    });
+}
+
+#[test]
+fn the_demo_broker_is_said_to_be_simulated() {
+    on_one_thread(async {
+        let settings = mock_settings();
+        let topics = ["typo".to_owned()];
+        let findings = look(&settings, &topics, None, Duration::from_secs(1)).await;
+        assert_eq!(findings.len(), 1);
+        assert_eq!(findings[0].state, State::Ok);
+        assert!(findings[0].found.contains("simulated"));
     });
 }

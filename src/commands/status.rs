@@ -156,7 +156,9 @@ async fn look_at(side: &Side, config: &StatusConfig, relay: &Relay) -> Result<Ba
     if let Some(error) = seen.broken() {
         return Err(error.clone());
     }
-    let told = relay.health().filter(|health| health.slot == source.slot);
+    let told = relay
+        .health()
+        .filter(|health| judge::stranger(config, Some(&seen), health).is_none());
     let delivered = told
         .and_then(|health| health.progress.delivered_commit_time.clone())
         .or_else(|| stored_stop(&seen));

@@ -18,12 +18,12 @@ use crate::config::{Mapping, Part, Source, TableName};
 use crate::error::{DbError, Failure};
 use crate::finding::{self, Finding, Group, State};
 pub use fit::{publication_needs, table_needs};
-pub use look::{Answer, OldTransaction, Registry, Seen, Session, look, old_transactions};
+pub use look::{Answer, OldTransaction, Registry, Seen, Session, look};
 pub use server::{
     described, idle_slots, no_slot_left, no_wal_senders, only_failed, replication_remedy,
     role_finding, server_findings, size, span,
 };
-pub use slot::{SlotSeen, another_table, let_go, start_over};
+pub use slot::{SlotSeen, another_table, start_over};
 
 /// Why a check came to no good end.
 #[derive(Clone, Debug, PartialEq, Eq)]

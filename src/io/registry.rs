@@ -124,31 +124,10 @@ pub async fn load_by_table(client: &Client, table: &TableName) -> Result<Found, 
     })
 }
 
-/// The row that names this slot, whichever table it is of.
-///
-/// # Errors
-/// As [`load_by_table`]; 3F000 or 42P01 where schema `walrelay` does not exist.
-pub async fn find_by_slot(client: &Client, slot: &str) -> Result<Option<Registered>, DbError> {
-    let rows = select(client, "slot_name = $1", &[&slot]).await?;
-    Ok(rows.into_iter().next())
-}
-
-/// The row that names this publication, whichever table it is of.
-///
-/// # Errors
-/// As [`find_by_slot`].
-pub async fn find_by_publication(
-    client: &Client,
-    publication: &str,
-) -> Result<Option<Registered>, DbError> {
-    let rows = select(client, "publication = $1", &[&publication]).await?;
-    Ok(rows.into_iter().next())
-}
-
 /// The rows of a table, of a slot and of a publication: at most three.
 ///
 /// # Errors
-/// As [`find_by_slot`].
+/// As [`load_by_table`]; 3F000 or 42P01 where schema `walrelay` does not exist.
 pub async fn load_related(
     client: &Client,
     table_oid: Option<u32>,

@@ -238,12 +238,13 @@ fn c02_a_line_for_physical_replication_is_no_line_for_the_database() {
 }
 
 /// PgBouncer of the distribution, in front of a cluster.
-fn pgbouncer(cluster: &Cluster) -> Option<(Proc, u16)> {
+fn pgbouncer(cluster: &Cluster) -> (Proc, u16) {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let program = std::env::split_paths(&path)
         .chain([PathBuf::from("/usr/sbin")])
         .map(|dir| dir.join("pgbouncer"))
-        .find(|program| program.exists())?;
+        .find(|program| program.exists())
+        .expect("no pgbouncer: run tests/servers/install.sh servers");
     let dir = proc::dir("pgbouncer");
     let port = proc::free_port();
     let config = dir.join("pgbouncer.ini");
@@ -265,17 +266,14 @@ fn pgbouncer(cluster: &Cluster) -> Option<(Proc, u16)> {
         assert!(pooler.ended().is_none(), "see {}", dir.display());
         std::net::TcpStream::connect(("127.0.0.1", port)).ok()
     });
-    Some((pooler, port))
+    (pooler, port)
 }
 
 #[test]
 fn c03_a_pooler_in_the_way_is_recognised() {
     let stage = Stage::shared(Pg::V15);
     stage.init();
-    let Some((_pooler, port)) = pgbouncer(stage.db.cluster) else {
-        eprintln!("skipped: there is no pgbouncer here (tests/servers/install.sh servers)");
-        return;
-    };
+    let (_pooler, port) = pgbouncer(stage.db.cluster);
     let url = format!("postgresql://postgres@127.0.0.1:{port}/{}", stage.db.name);
     let (slot, brokers) = (stage.db.slot(), stage.broker.bootstrap());
     for command in ["check", "run"] {

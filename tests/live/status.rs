@@ -210,6 +210,13 @@ fn leader_and_standbys_are_named_and_a_strange_relay_is_not_believed() {
     let ended = stranger.status(&["--json", "--http", &address]);
     Said::of(&ended).expect("process", "unknown", &[&slot, "not this one"]);
     assert_eq!(json(&ended)["last_delivered_lsn"], Value::Null);
+    // Nor the relay of a slot of the same name on another server.
+    let elsewhere = Cluster::shared(Pg::V17).database();
+    let source = ["--database-url", &elsewhere.url(), "--slot", &slot];
+    run_to_end(&[&["init"], &source[..]].concat(), &[], MINUTE).expect_code(0);
+    let args = [&["status", "--json", "--http", &address], &source[..]].concat();
+    let ended = run_to_end(&args, &[], MINUTE);
+    Said::of(&ended).expect("process", "unknown", &["the registry has none"]);
     second.stop();
     first.stop();
 }

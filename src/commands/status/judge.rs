@@ -172,11 +172,32 @@ fn halted(seen: &Seen) -> Option<(String, String)> {
 
 // ---- who runs ------------------------------------------------------------------------------
 
-/// What the relay at the address says, if it is of this slot.
-fn ours<'a>(config: &StatusConfig, relay: &'a Relay) -> Option<&'a Health> {
-    relay
+/// What the relay at the address says, if it is this slot's.
+fn ours<'a>(config: &StatusConfig, facts: &'a Facts) -> Option<&'a Health> {
+    let seen = facts.database.as_ref().ok().map(|base| &base.seen);
+    facts
+        .relay
         .health()
-        .filter(|health| health.slot == config.source.slot)
+        .filter(|health| stranger(config, seen, health).is_none())
+}
+
+/// Whose relay it is that answers, where it is not this one. A slot of the same name may be in
+/// another database: whoever leads has its id in the registry.
+pub fn stranger(config: &StatusConfig, seen: Option<&Seen>, health: &Health) -> Option<String> {
+    if health.slot != config.source.slot {
+        return Some(format!("the relay of slot {}", health.slot));
+    }
+    let registry = seen?.registry.as_ref().ok()?;
+    let leader = registry.row.as_ref().and_then(|row| row.leader.as_deref());
+    let is_another = health.leader == "leading" && leader != Some(&health.process_id);
+    is_another.then(|| {
+        format!(
+            "another relay of a slot {} (process id {}, and the registry has {})",
+            health.slot,
+            health.process_id,
+            leader.unwrap_or("none")
+        )
+    })
 }
 
 fn relay(config: &StatusConfig, facts: &Facts) -> Vec<Finding> {
@@ -189,7 +210,11 @@ fn relay(config: &StatusConfig, facts: &Facts) -> Vec<Finding> {
     match (instances, leads) {
         (None, _) => findings.push(Finding::unknown("leader", "the database does not tell")),
         (Some(_), Some(leader)) => {
-            findings.push(Finding::ok("leader", instance(leader)));
+            let mut found = instance(leader);
+            if let Some(id) = facts.database.as_ref().ok().and_then(registered_leader) {
+                found.push_str(&format!(", process id {id}"));
+            }
+            findings.push(Finding::ok("leader", found));
         }
         (Some(others), None) => findings.push(nobody_leads(config, others)),
     }
@@ -206,8 +231,13 @@ fn relay(config: &StatusConfig, facts: &Facts) -> Vec<Finding> {
         };
         findings.push(Finding::ok("standbys", found));
     }
-    findings.extend(process(config, &facts.relay, leads.is_some()));
+    findings.extend(process(config, facts, leads.is_some()));
     findings
+}
+
+fn registered_leader(base: &Base) -> Option<&str> {
+    let row = base.seen.registry.as_ref().ok()?.row.as_ref()?;
+    row.leader.as_deref()
 }
 
 fn nobody_leads(config: &StatusConfig, others: &[Instance]) -> Finding {
@@ -234,9 +264,9 @@ fn instance(instance: &Instance) -> String {
 }
 
 /// What the process itself says: each condition that does not hold.
-fn process(config: &StatusConfig, relay: &Relay, somebody_leads: bool) -> Vec<Finding> {
+fn process(config: &StatusConfig, facts: &Facts, somebody_leads: bool) -> Vec<Finding> {
     let subject = "process";
-    let (address, health) = match relay {
+    let (address, health) = match &facts.relay {
         Relay::NotAsked => {
             return vec![Finding::unknown(subject, "not asked (--http off)")];
         }
@@ -251,13 +281,12 @@ fn process(config: &StatusConfig, relay: &Relay, somebody_leads: bool) -> Vec<Fi
         }
         Relay::Says { address, health } => (address, health),
     };
-    if health.slot != config.source.slot {
+    let seen = facts.database.as_ref().ok().map(|base| &base.seen);
+    if let Some(whose) = stranger(config, seen, health) {
         return vec![Finding::unknown(
             subject,
             format!(
-                "at http://{address} answers the relay of slot {}: not this one (--http says where \
-                 it listens)",
-                health.slot
+                "at http://{address} answers {whose}: not this one (--http says where it listens)"
             ),
         )];
     }
@@ -313,7 +342,7 @@ fn condition(condition: &Condition) -> Option<Finding> {
 
 /// Commit time and position of the last transaction that is known to be delivered.
 fn last_delivered(config: &StatusConfig, facts: &Facts) -> Option<(String, Option<String>)> {
-    if let Some(health) = ours(config, &facts.relay)
+    if let Some(health) = ours(config, facts)
         && let Some(time) = &health.progress.delivered_commit_time
     {
         return Some((time.clone(), health.progress.delivered_lsn.clone()));
@@ -329,7 +358,7 @@ fn delivered(config: &StatusConfig, facts: &Facts) -> Finding {
     match last_delivered(config, facts) {
         Some((time, Some(lsn))) => Finding::ok(subject, format!("commit {lsn} of {time}")),
         Some((time, None)) => Finding::ok(subject, format!("commit of {time}")),
-        None if ours(config, &facts.relay).is_some() => {
+        None if ours(config, facts).is_some() => {
             Finding::ok(subject, "nothing yet since this relay started")
         }
         None => Finding::unknown(subject, "only the relay knows, and it left no stop behind"),
@@ -337,7 +366,7 @@ fn delivered(config: &StatusConfig, facts: &Facts) -> Finding {
 }
 
 fn told_by_relay(config: &StatusConfig, facts: &Facts) -> Vec<Finding> {
-    let Some(health) = ours(config, &facts.relay) else {
+    let Some(health) = ours(config, facts) else {
         return Vec::new();
     };
     let numbers = &health.progress;
@@ -529,4 +558,64 @@ pub fn rfc3339(time: PgTimestamp) -> String {
     let micros = u64::try_from(time.unix_micros()).unwrap_or_default();
     let time = SystemTime::UNIX_EPOCH + Duration::from_micros(micros);
     humantime::format_rfc3339_micros(time).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Exit;
+    use crate::io::slot_view::SlotState;
+
+    fn said(name: &str, ok: Option<bool>) -> Condition {
+        Condition {
+            name: name.to_owned(),
+            ok,
+            since: "2030-01-01T00:00:00Z".to_owned(),
+            what: "what it is".to_owned(),
+            remedy: Some("do it".to_owned()),
+        }
+    }
+
+    #[test]
+    fn a_condition_that_is_not_known_is_no_failure_and_an_event_is_a_decision() {
+        assert_eq!(condition(&said("kafka", Some(true))), None);
+        let unknown = condition(&said("kafka", None)).expect("it is said");
+        assert_eq!(unknown.state, State::Unknown);
+        let failed = condition(&said("kafka", Some(false))).expect("it is said");
+        assert_eq!((failed.state, failed.exit), (State::Failed, Exit::Refused));
+        assert!(failed.found.contains("since 2030"), "{failed:?}");
+        let event = condition(&said("event", Some(false))).expect("it is said");
+        assert_eq!(event.exit, Exit::Halted);
+    }
+
+    #[test]
+    fn the_time_left_is_the_room_over_the_rate_where_both_are_known() {
+        let slot = |safe_wal_size| SlotLine {
+            name: "s".to_owned(),
+            state: SlotState {
+                plugin: None,
+                slot_type: "logical".to_owned(),
+                database: None,
+                temporary: false,
+                two_phase: false,
+                active_pid: None,
+                confirmed_flush: None,
+                restart_lsn: None,
+                wal_status: None,
+                failover: None,
+                synced: None,
+            },
+            holder: None,
+            retained_bytes: None,
+            lag_bytes: None,
+            safe_wal_size,
+        };
+        let rate = Some(1_048_576.0);
+        let left = until_lost(&slot(Some(100 << 20)), rate).expect("both are known");
+        assert!((left - 100.0).abs() < 0.01, "{left}");
+        assert_eq!(until_lost(&slot(Some(-5)), rate), Some(0.0));
+        assert_eq!(until_lost(&slot(None), rate), None);
+        assert_eq!(until_lost(&slot(Some(1 << 20)), Some(0.0)), None);
+        assert_eq!(until_lost(&slot(Some(1 << 20)), None), None);
+    }
 }

@@ -19,17 +19,15 @@ pub type Answer<T> = Result<T, DbError>;
 pub const OLD_TRANSACTION: Duration = Duration::from_secs(60);
 
 /// Settings whose values matter, as their own unit has them.
-const SETTINGS: [&str; 10] = [
+const SETTINGS: [&str; 8] = [
     "fsync",
     "full_page_writes",
     "synchronous_commit",
     "max_replication_slots",
     "max_wal_senders",
     "max_slot_wal_keep_size",
-    "max_prepared_transactions",
     "idle_replication_slot_timeout",
     "synchronized_standby_slots",
-    "synchronous_standby_names",
 ];
 
 /// The whole of it.
@@ -357,10 +355,7 @@ async fn commits_off(client: &Client) -> Answer<Vec<String>> {
 }
 
 /// The oldest ones first, prepared ones among them.
-///
-/// # Errors
-/// Only the conversation's.
-pub async fn old_transactions(client: &Client) -> Answer<Vec<OldTransaction>> {
+async fn old_transactions(client: &Client) -> Answer<Vec<OldTransaction>> {
     let rows = client
         .query(
             "select t.* from ( \

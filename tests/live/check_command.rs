@@ -2,7 +2,7 @@
 //! `run`'s.
 
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -264,7 +264,7 @@ fn pgbouncer(cluster: &Cluster) -> (Proc, u16) {
     let mut pooler = Proc::start(command, &dir.join("log"));
     eventually(MINUTE, "the pooler listens", || {
         assert!(pooler.ended().is_none(), "see {}", dir.display());
-        std::net::TcpStream::connect(("127.0.0.1", port)).ok()
+        TcpStream::connect(("127.0.0.1", port)).ok()
     });
     (pooler, port)
 }
@@ -303,6 +303,35 @@ fn c05_a_standby_is_refused() {
     // Its own slots and settings say nothing of the primary's.
     let said = Said::of(&stage.check(&["--json"]));
     assert_eq!(only_postgres(said).of_state("failed").len(), 1);
+}
+
+/// Sends each connection to the next of these ports, as a balancer would.
+fn balancer(ports: [u16; 2]) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("it is bound").port();
+    std::thread::spawn(move || {
+        for (client, server) in listener.incoming().zip(ports.into_iter().cycle()) {
+            let (Ok(mut from), Ok(mut to)) = (client, TcpStream::connect(("127.0.0.1", server)))
+            else {
+                return;
+            };
+            let (Ok(mut back_from), Ok(mut back_to)) = (to.try_clone(), from.try_clone()) else {
+                return;
+            };
+            std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+            std::thread::spawn(move || std::io::copy(&mut back_from, &mut back_to));
+        }
+    });
+    port
+}
+
+#[test]
+fn c05_two_servers_behind_one_address_are_not_taken_for_one() {
+    let servers = [Pg::V16, Pg::V17].map(|pg| Cluster::shared(pg).port);
+    let port = balancer(servers);
+    let url = format!("postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable");
+    let ended = run_to_end(&["check", "--database-url", &url], &[], MINUTE);
+    says(&ended, 3, &["another server", "balancer"]);
 }
 
 #[test]

@@ -307,10 +307,15 @@ impl<'a> Row<'a> {
             self.get(index)
                 .ok_or_else(|| bad(format!("column {} is null", name_of(mapping, part))))
         };
-        let may_need = |index: Option<usize>, part| index.map(|i| need(i, part)).transpose();
         let event_id = need(shape.event_id, Part::EventId)?;
-        let aggregate_type = may_need(shape.aggregate_type, Part::AggregateType)?;
-        let event_type = may_need(shape.event_type, Part::EventType)?;
+        let aggregate_type = match shape.aggregate_type {
+            Some(index) => Some(need(index, Part::AggregateType)?),
+            None => None,
+        };
+        let event_type = match shape.event_type {
+            Some(index) => Some(need(index, Part::EventType)?),
+            None => None,
+        };
         let aggregate_id = need(shape.aggregate_id, Part::AggregateId)?;
         mapping
             .topic
@@ -320,25 +325,12 @@ impl<'a> Row<'a> {
                 topic,
             )
             .map_err(|e| bad(e.to_string()))?;
-        let value = self.get(shape.payload);
-        let value = value
-            .map(|value| raw(value, shape.payload_is_bytea, mapping, Part::Payload))
-            .transpose()?;
+        let value = match self.get(shape.payload) {
+            Some(value) => Some(raw(value, shape.payload_is_bytea, mapping, Part::Payload)?),
+            None => None,
+        };
         let key = raw(aggregate_id, shape.key_is_bytea, mapping, Part::AggregateId)?;
-        let mut headers = Vec::with_capacity(OWN_HEADERS.len() + shape.extra.len());
-        for (name, value) in
-            OWN_HEADERS
-                .into_iter()
-                .zip([Some(event_id), event_type, aggregate_type])
-        {
-            headers.extend(value.map(|value| own_header(name, value)));
-        }
-        for (name, index) in &shape.extra {
-            headers.push(Header {
-                name: Cow::Borrowed(name),
-                value: self.get(*index).map(Cow::Borrowed),
-            });
-        }
+        let mut headers = self.headers(shape, event_id, event_type, aggregate_type);
         let forged_headers = match shape.headers.and_then(|index| self.get(index)) {
             None | Some(b"{}") => 0,
             Some(json) => read_headers(json, &mut headers).map_err(|what| {
@@ -356,6 +348,36 @@ impl<'a> Row<'a> {
         })
     }
 
+    /// Those that columns give: `event_id` first.
+    fn headers<'s>(
+        &self,
+        shape: &'s Shape,
+        event_id: &'a [u8],
+        event_type: Option<&'a [u8]>,
+        aggregate_type: Option<&'a [u8]>,
+    ) -> Vec<Header<'s>>
+    where
+        'a: 's,
+    {
+        let [id, kind, aggregate] = OWN_HEADERS;
+        let mut headers = Vec::with_capacity(OWN_HEADERS.len() + shape.extra.len());
+        headers.push(own_header(id, event_id));
+        if let Some(value) = event_type {
+            headers.push(own_header(kind, value));
+        }
+        if let Some(value) = aggregate_type {
+            headers.push(own_header(aggregate, value));
+        }
+        for (name, index) in &shape.extra {
+            headers.push(Header {
+                name: Cow::Borrowed(name),
+                value: self.get(*index).map(Cow::Borrowed),
+            });
+        }
+        headers
+    }
+
+    #[inline]
     fn stamp(&self, shape: &Shape) -> Stamp {
         match shape.stamp {
             Source::Clock(clock) => Stamp::Clock(clock),

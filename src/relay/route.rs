@@ -206,7 +206,7 @@ fn is_legal_topic(topic: &str) -> bool {
         && topic.len() <= TOPIC_LENGTH_MAX
         && topic != "."
         && topic != ".."
-        && topic.chars().all(is_topic_char)
+        && topic.bytes().all(|byte| is_topic_char(char::from(byte)))
 }
 
 /// A row that asks for a partition which its topic does not have.

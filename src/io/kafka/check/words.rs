@@ -106,7 +106,9 @@ fn cannot(address: &Address, why: &Unreachable) -> String {
 /// A broker is there, and does not talk to us.
 pub fn no_answer(good: &[String], heard: &Heard) -> Said {
     let list = good.join(", ");
-    if let Some(notice) = &heard.notice {
+    // "All brokers are down" is what we see ourselves.
+    let notice = heard.notice.as_ref().filter(|notice| notice.weight() > 0);
+    if let Some(notice) = notice {
         let finding = Finding::failed(
             "kafka",
             format!("no conversation with Kafka at {list}: {}", notice.text),

@@ -30,9 +30,9 @@ const BAD_VALUES: [(&str, &[&str]); 9] = [
             "127.0.0.1",
         ],
     ),
-    ("slot", &["Not-A-Slot", "", "a b", &LONG]),
-    ("table", &["", "a.b.c", "\"open", ".", &LONG]),
-    ("publication", &["", "\"open", &LONG]),
+    ("slot", &["Not-A-Slot", "", "a b", LONG]),
+    ("table", &["", "a.b.c", "\"open", ".", LONG]),
+    ("publication", &["", "\"open", LONG]),
     ("topic", &["", "a.{b", "a.b}", "a.{}", "a b", "é"]),
     (
         "brokers",

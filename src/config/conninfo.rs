@@ -87,13 +87,14 @@ fn build(words: &Words<'_>) -> Result<Database, Failure> {
 }
 
 fn connect_timeout(found: &Found) -> Result<Duration, Failure> {
-    match found.value.trim().parse::<u64>() {
-        Ok(seconds) if (1..=3600).contains(&seconds) => {
-            Ok(Duration::from_secs(seconds.max(CONNECT_TIMEOUT_MIN)))
-        }
-        // libpq's 0 waits for ever; everything here has a bound.
+    match found.value.trim().parse::<i64>() {
+        // To libpq it means to wait for ever; everything here has a bound.
+        Ok(..=0) => Ok(CONNECT_TIMEOUT_DEFAULT),
+        Ok(seconds @ 1..=3600) => Ok(Duration::from_secs(
+            seconds.unsigned_abs().max(CONNECT_TIMEOUT_MIN),
+        )),
         Ok(_) | Err(_) => Err(found.wrong(
-            "is no number of seconds from 1 to 3600",
+            "is no number of seconds up to 3600",
             "write whole seconds, as for libpq: connect_timeout=10",
         )),
     }

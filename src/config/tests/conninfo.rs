@@ -463,7 +463,10 @@ fn bad_words_of_a_connection_string_are_named() {
     url_refused("postgres://::1/a", &["brackets"]);
     url_refused("postgres://h/a/b", &["/"]);
     url_refused("postgres://h/a\n", &["white space"]);
-    url_refused("host=h connect_timeout=0", &["connect_timeout"]);
+    url_refused("host=h connect_timeout=3601", &["connect_timeout"]);
+    // libpq waits for ever; we do not.
+    let database = database("host=h connect_timeout=0");
+    assert_eq!(database.connect_timeout, Duration::from_secs(10));
     url_refused("jdbc:postgresql://h/a", &["not Postgres's scheme"]);
     url_refused("mysql://u:secret@h/a", &["not Postgres's scheme"]);
 }

@@ -79,7 +79,7 @@ impl Machine {
                 "{remedy}; then start again: this event is tried alone, nothing behind it is sent before it is delivered"
             ),
         )
-        .because("policy --on-poison halt: everything before it is delivered and confirmed");
+        .because("policy --on-poison halt: everything before it is delivered, and confirmed up to its transaction (what stands before it in there comes again)");
         let halted = Halted {
             event_id: event_id.clone(),
             reason: reason.clone(),

@@ -92,6 +92,11 @@ fn server(sqlstate: &str, said: &str, hint: Option<&str>, db: Peer<'_>) -> (Exit
                 .to_owned()
         }
         "42710" => "choose another name, or drop what is there".to_owned(),
+        "22023" if said.contains("parameter") => format!(
+            "correct the setting: in options of the database URL or PGOPTIONS, or where it is the \
+             role's or the database's default (alter role {user} reset …, alter database {} reset …)",
+            quoted(db.dbname)
+        ),
         "22023" => {
             "the slot was made for another output plugin than pgoutput: choose another --slot, \
                     or drop it and run `walrelay init`"

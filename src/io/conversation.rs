@@ -10,6 +10,7 @@ use std::io;
 use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
 
 use bytes::BytesMut;
 use postgres_protocol::message::backend::{ErrorField, ErrorFields, Message};
@@ -18,6 +19,9 @@ use tokio_postgres::fallible_iterator::FallibleIterator;
 
 use super::frames::{FrameError, Frames, HEADER_BYTES, Phase};
 use crate::error::DbError;
+
+/// What is read after a failed write has arrived already.
+const LAST_WORDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// Whether more WAL is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +133,27 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Conversation<S> {
         build(&mut message).map_err(|e| DbError::Protocol(e.to_string()))?;
         self.flush().await?;
         self.sending.extend_from_slice(&message);
-        self.flush().await
+        match self.flush().await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.last_words(error).await),
+        }
+    }
+
+    /// A write that fails is mostly the second thing to happen: why the server broke off may lie
+    /// there to be read (a refused certificate, in TLS 1.3).
+    async fn last_words(&mut self, broken: DbError) -> DbError {
+        let read = poll_fn(|cx| self.poll_in(cx));
+        match tokio::time::timeout(LAST_WORDS_WITHIN, read).await {
+            Ok(Err(told)) => lost(&told),
+            Ok(Ok(Turn::Ended)) | Err(_) => broken,
+            Ok(Ok(Turn::Read(_))) => match self.frames.take() {
+                Ok(Some(range)) => match self.message(range) {
+                    Ok(Message::ErrorResponse(body)) => server_error(body.fields()),
+                    Ok(_) | Err(_) => broken,
+                },
+                Ok(None) | Err(_) => broken,
+            },
+        }
     }
 
     /// Waits until all that is queued is written.

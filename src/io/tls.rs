@@ -183,15 +183,22 @@ fn trust(builder: &mut SslConnectorBuilder, tls: &Tls) -> Result<Check, DbError>
     Ok(check)
 }
 
-/// libpq goes on without a file of `sslrootcert` or `sslcrl` that is not there. We do so for the
-/// usual ones, and where TLS is no more than preferred; else whoever named it wants it looked at.
+/// As libpq, we go on without a file of `sslrootcert` or `sslcrl` that is not there, unless
+/// certificates are to be verified. One that was named is missed aloud.
 fn is_absent(pem: &Pem, tls: &Tls) -> bool {
     let (Pem::Named(path) | Pem::Usual(path)) = pem;
-    let may_be_absent = match (pem, tls.sslmode) {
-        (Pem::Usual(_), _) | (_, SslMode::Disable | SslMode::Allow | SslMode::Prefer) => true,
-        (Pem::Named(_), SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull) => false,
-    };
-    may_be_absent && !path.exists()
+    if path.exists() {
+        return false;
+    }
+    match (pem, tls.sslmode) {
+        (Pem::Usual(_), _) => true,
+        (Pem::Named(_), SslMode::Disable | SslMode::Allow | SslMode::Prefer | SslMode::Require) => {
+            let path = path.display();
+            tracing::warn!("{path} does not exist: the server's certificate is not checked by it");
+            true
+        }
+        (Pem::Named(_), SslMode::VerifyCa | SslMode::VerifyFull) => false,
+    }
 }
 
 /// Only what the file holds is trusted, not the system's authorities besides. `None`: there is no

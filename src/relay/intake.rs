@@ -297,7 +297,7 @@ impl Machine {
                 return None;
             }
         };
-        (millis >= 0 && now >= self.stampless_until).then_some(millis)
+        self.stamp(millis, now)
     }
 
     fn undecodable(&self, error: &DecodeError) -> Failure {

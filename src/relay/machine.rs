@@ -32,7 +32,7 @@ use super::held::Held;
 use super::ledger::{Ledger, OtherHistory};
 use super::orders::{
     Close, Deliveries, Halted, Ill, Leadership, Led, Notice, OpenError, Opened, Order, Probed,
-    Purge, Seek, Settings, Stop, StreamEnd,
+    Purge, Seek, Settings, Stamps, Stop, StreamEnd,
 };
 use super::outbox::{Domains, Shape, Unmapped};
 use super::topics::Topics;
@@ -170,7 +170,8 @@ pub struct Machine {
     /// The event at which an earlier run halted, and its ticket once it is met.
     pub(super) halted: Option<Halted>,
     pub(super) gate: Option<Ticket>,
-    pub(super) stampless_until: Moment,
+    /// Which timestamps are given, and until when it is not all of them.
+    stamps: (Stamps, Moment),
 
     // Kafka's progress.
     /// The first code that is no consequence of another.
@@ -241,7 +242,7 @@ impl Machine {
             solo: None,
             halted: None,
             gate: None,
-            stampless_until: Moment::ZERO,
+            stamps: (Stamps::All, Moment::ZERO),
             cause: None,
             is_refused: false,
             progress_at: now,

@@ -96,6 +96,15 @@ pub enum Severity {
     Error,
 }
 
+/// Which record timestamps are given to Kafka; the rest becomes the time of sending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stamps {
+    All,
+    /// A column's, where they are not ahead of the commit.
+    Past,
+    None,
+}
+
 /// A change of state worth a log line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
@@ -142,7 +151,9 @@ pub enum Notice {
     ForeignTable {
         oid: u32,
     },
-    ClockSkew,
+    ClockSkew {
+        kept: Stamps,
+    },
     BatchTooLarge,
     WasAway(Duration),
     Draining {
@@ -190,7 +201,7 @@ impl Notice {
             | Notice::ForgedHeader { .. }
             | Notice::NoTimestamp { .. }
             | Notice::ForeignTable { .. }
-            | Notice::ClockSkew
+            | Notice::ClockSkew { .. }
             | Notice::BatchTooLarge
             | Notice::WasAway(_) => Severity::Warning,
             Notice::OtherHistory(_)
@@ -263,9 +274,13 @@ impl fmt::Display for Notice {
                 f,
                 "the publication also carries table oid {oid}: its rows are not published (said once)"
             ),
-            Notice::ClockSkew => write!(
+            Notice::ClockSkew { kept } => write!(
                 f,
-                "the broker refuses record timestamps (INVALID_TIMESTAMP): records carry their time of sending for a minute; remedy: look at the database server's clock, at the timestamp column where one is mapped, and at the topic's message.timestamp.after.max.ms"
+                "the broker refuses record timestamps (INVALID_TIMESTAMP): {} carry their time of sending for a minute; remedy: look at the database server's clock, at the timestamp column where one is mapped, and at the topic's message.timestamp.after.max.ms",
+                match kept {
+                    Stamps::Past => "records whose time is ahead of their commit",
+                    Stamps::All | Stamps::None => "records",
+                }
             ),
             Notice::BatchTooLarge => write!(
                 f,

@@ -548,7 +548,7 @@ impl Process {
             Notice::BatchTooLarge => "a batch was too large",
             Notice::ForeignTable { .. } => "a foreign table's row",
             Notice::Streaming { again, .. } if *again > 0 => "reconnected with events on their way",
-            Notice::ClockSkew => "a clock was ahead",
+            Notice::ClockSkew { .. } => "a clock was ahead",
             Notice::Stopped { complete: true, .. } => "a complete stop",
             Notice::Stopped {
                 complete: false, ..

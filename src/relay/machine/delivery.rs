@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use super::{
     Class, Close, Ill, KafkaCode, Lead, Lsn, Machine, Moment, Notice, Order, Poisoned, Producer,
-    Purge, RECHECK_INTERVAL, REST_MAX, REST_MIN, Reopen, Report, STAMPLESS, Solo, Stream, Ticket,
-    TopicState,
+    Purge, RECHECK_INTERVAL, REST_MAX, REST_MIN, Reopen, Report, STAMPLESS, Solo, Stamps, Stream,
+    Ticket, TopicState,
 };
 use crate::error::kafka;
 use crate::record::Record;
 use crate::relay::held::Waiting;
+use crate::relay::mapping::Part;
 use crate::relay::route;
 
 impl Machine {
@@ -174,9 +175,10 @@ impl Machine {
 
     pub(super) fn isolate(&mut self, code: KafkaCode, now: Moment) -> Duration {
         const INVALID_TIMESTAMP: KafkaCode = KafkaCode(32);
-        if code == INVALID_TIMESTAMP && now >= self.stampless_until {
-            self.stampless_until = now + STAMPLESS;
-            self.say(Notice::ClockSkew);
+        if code == INVALID_TIMESTAMP
+            && let Some(kept) = self.drop_stamps(now)
+        {
+            self.say(Notice::ClockSkew { kept });
             return Duration::ZERO;
         }
         let below = self.ledger.taken_below();
@@ -208,6 +210,35 @@ impl Machine {
             }
         }
         Duration::ZERO
+    }
+
+    /// For a minute, the timestamps that the broker is likely to have refused are not given: of a
+    /// column's first those that are ahead of the commit, so that one wrong date does not take its
+    /// neighbours' times. `None`: nothing was given any more.
+    fn drop_stamps(&mut self, now: Moment) -> Option<Stamps> {
+        let is_column = self.settings.mapping.columns.get(Part::Timestamp).is_some();
+        let kept = match self.stamps(now) {
+            Stamps::All if is_column => Stamps::Past,
+            Stamps::All | Stamps::Past => Stamps::None,
+            Stamps::None => return None,
+        };
+        self.stamps = (kept, now + STAMPLESS);
+        Some(kept)
+    }
+
+    fn stamps(&self, now: Moment) -> Stamps {
+        let (stamps, until) = self.stamps;
+        if now < until { stamps } else { Stamps::All }
+    }
+
+    /// The timestamp that a record is given; `None` is the time of sending.
+    pub(in crate::relay) fn stamp(&self, millis: i64, now: Moment) -> Option<i64> {
+        let is_given = match self.stamps(now) {
+            Stamps::All => true,
+            Stamps::Past => millis <= self.current_time.unix_millis(),
+            Stamps::None => false,
+        };
+        (millis >= 0 && is_given).then_some(millis)
     }
 
     /// What the cluster says about a topic.
@@ -343,9 +374,7 @@ impl Machine {
                     return;
                 }
             }
-            if now < self.stampless_until {
-                record.timestamp_ms = None;
-            }
+            record.timestamp_ms = record.timestamp_ms.and_then(|ms| self.stamp(ms, now));
             self.note_sent(ticket, &record, topic, now);
             self.orders.push_back(Order::Send(ticket, record));
         }

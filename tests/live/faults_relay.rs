@@ -188,7 +188,7 @@ fn a_leader_of_old_goes_on_where_the_other_stopped() {
         let before = led(&first);
         sql.run(
             "select pg_terminate_backend(pid) from pg_locks
-             where locktype = 'advisory' and granted
+             where locktype = 'advisory' and mode = 'ExclusiveLock' and granted
                and database = (select oid from pg_database where datname = current_database())",
         );
         eventually(MINUTE, "somebody leads", || {

@@ -62,7 +62,13 @@ fn server(sqlstate: &str, said: &str, hint: Option<&str>, db: Peer<'_>) -> (Exit
         ),
         "42501" => not_permitted(said, &user),
         "55000" => return not_in_state(said),
-        "08P01" if said.contains("startup parameter") || said.contains("replication") => {
+        // A server that takes a replication command for SQL was not asked for replication: a pooler
+        // has swallowed the word.
+        "08P01" | "42601"
+            if ["startup parameter", "replication", "IDENTIFY_SYSTEM"]
+                .iter()
+                .any(|word| said.contains(word)) =>
+        {
             "connect to Postgres itself: the pooler in between does not pass replication on \
              (PgBouncer does from 1.23 on, in session mode)"
                 .to_owned()
@@ -418,6 +424,10 @@ mod tests {
     fn a_pooler_is_recognised_and_is_definite() {
         let failure = said("08P01", "unsupported startup parameter: replication");
         assert!(failure.remedy.contains("PgBouncer"), "{failure}");
+        let swallowed = said("42601", "syntax error at or near \"IDENTIFY_SYSTEM\"");
+        assert!(swallowed.remedy.contains("PgBouncer"), "{swallowed}");
+        let setting = said("22023", "invalid value for parameter \"work_mem\": \"x\"");
+        assert!(setting.remedy.contains("PGOPTIONS"), "{setting}");
         let error = DbError::Server {
             sqlstate: "08P01".to_owned(),
             message: String::new(),

@@ -178,6 +178,37 @@ fn r09_a_key_of_any_type_is_the_text_that_its_type_prints() {
 }
 
 #[test]
+fn a_date_that_the_broker_refuses_does_not_take_its_neighbours_times() {
+    let (stage, sql) = bare(
+        Stage::shared(Pg::V16),
+        "id int, k text, p text, at timestamptz",
+        "timestamp = 'at'\n",
+    );
+    sql.run(
+        "insert into o values (0, 'k', 'p', '2024-03-05 06:07:08.125+00');
+         insert into o values (1, 'k', 'p', now() + interval '5 years');
+         insert into o values (2, 'k', 'p', '1970-01-01 00:00:00.001+00');
+         insert into o values (3, 'k', 'p', '2024-03-05 06:07:09+00')",
+    );
+    let mut relay = stage.run();
+    let mut records = stage.records(4);
+    relay.stop();
+    records.sort_by_key(|r| r.event_id().parse::<usize>().expect("a number"));
+    let times: Vec<i64> = records.iter().filter_map(|r| r.timestamp_ms).collect();
+    assert_eq!(
+        [times[0], times[2], times[3]],
+        [1_709_618_828_125, 1, 1_709_618_829_000]
+    );
+    let year = 365 * 24 * 3600 * 1000;
+    assert!(times[1] > times[0] + year, "the time of sending: {times:?}");
+    assert!(
+        relay.said().contains("ahead of their commit"),
+        "{}",
+        relay.said()
+    );
+}
+
+#[test]
 fn a_timestamp_column_of_each_type_is_read_to_the_millisecond() {
     let (stage, sql) = bare(
         Stage::shared(Pg::V18),

@@ -177,7 +177,7 @@ impl Vitals {
 
     /// What no notice of the machine tells.
     fn log(&self) {
-        for said in self.board.to_say(both_clocks()) {
+        for said in self.board.look(both_clocks()) {
             let condition = said.name;
             if said.ok {
                 tracing::info!(condition, "{}", said.what);

@@ -368,18 +368,22 @@ impl Board {
         }
     }
 
-    /// What the log has to say of conditions that nobody else speaks of. For the loop, about once a
-    /// second.
+    /// Looks at every condition, so that it is known since when it is what it is whoever asks
+    /// later, and tells what the log has to say of those that nobody else speaks of. For the loop,
+    /// about once a second.
     #[must_use]
-    pub fn to_say(&self, now: Now) -> Vec<Said> {
+    pub fn look(&self, now: Now) -> Vec<Said> {
         let evidence = self.evidence(now);
+        let verdicts = CONDITIONS.map(|(name, judge)| (name, judge(&evidence)));
+        let ready = verdicts.iter().all(|(_, verdict)| verdict.ok == Some(true));
+        self.note(&verdicts, ready, now.wall);
         let mut state = self.lock();
         let mut all = Vec::new();
-        for (at, (name, judge)) in CONDITIONS.iter().enumerate() {
-            if !conditions::IS_LOGGED.contains(name) {
+        for (at, (name, verdict)) in verdicts.into_iter().enumerate() {
+            if !conditions::IS_LOGGED.contains(&name) {
                 continue;
             }
-            let Verdict { ok, what, remedy } = judge(&evidence);
+            let Verdict { ok, what, remedy } = verdict;
             let is_due = match (ok, state.said[at]) {
                 (Some(false), None) => true,
                 (Some(false), Some(said)) => now.boot >= said + SAID_AGAIN_AFTER,

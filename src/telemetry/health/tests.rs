@@ -322,7 +322,9 @@ fn since_is_when_it_changed() {
         ..well()
     });
     board.turned(at(9).boot);
-    let stuck = board.report(0, at(9));
+    // Nobody asks, and the loop has looked.
+    assert!(board.look(at(9)).is_empty());
+    let stuck = board.report(0, at(20));
     assert_eq!(stuck.since, rfc3339(at(9).wall));
     assert_eq!(condition(&stuck, "stream").since, rfc3339(at(9).wall));
     assert_eq!(condition(&stuck, "database").since, first.since);
@@ -331,7 +333,7 @@ fn since_is_when_it_changed() {
 #[test]
 fn a_lasting_condition_is_said_once_a_minute_and_its_end_once() {
     let board = turned(well(), 5);
-    assert_eq!(board.to_say(at(5)), []);
+    assert_eq!(board.look(at(5)), []);
     let lost = |seconds| {
         board.sample(Sample {
             slot: None,
@@ -339,16 +341,16 @@ fn a_lasting_condition_is_said_once_a_minute_and_its_end_once() {
         });
     };
     lost(6);
-    let said = board.to_say(at(6));
+    let said = board.look(at(6));
     assert_eq!((said.len(), said[0].name, said[0].ok), (1, "slot", false));
     assert!(said[0].remedy.is_some());
-    assert_eq!(board.to_say(at(7)), []);
+    assert_eq!(board.look(at(7)), []);
     lost(66);
-    assert_eq!(board.to_say(at(66)).len(), 1);
+    assert_eq!(board.look(at(66)).len(), 1);
     board.sample(sample(67));
-    let said = board.to_say(at(67));
+    let said = board.look(at(67));
     assert_eq!((said.len(), said[0].ok), (1, true));
-    assert_eq!(board.to_say(at(68)), []);
+    assert_eq!(board.look(at(68)), []);
 }
 
 #[test]

@@ -390,7 +390,7 @@ fn in_sync(name: &str, topic: &Topic, config: &TopicConfig) -> Option<Finding> {
     let short: Vec<&Partition> = topic
         .partitions
         .iter()
-        .filter(|partition| partition.in_sync < min)
+        .filter(|partition| partition.in_sync < min.min(partition.replicas))
         .collect();
     if let Some(worst) = short.iter().map(|p| p.in_sync).min() {
         return Some(Finding::failed(
@@ -402,6 +402,23 @@ fn in_sync(name: &str, topic: &Topic, config: &TopicConfig) -> Option<Finding> {
             ),
             "bring the missing brokers back, or put replication factor and min.insync.replicas \
              right",
+        ));
+    }
+    // Kafka from 4 on asks for no more replicas than there are; before, for what is written.
+    let few: Vec<&Partition> = topic
+        .partitions
+        .iter()
+        .filter(|partition| partition.replicas < min)
+        .collect();
+    if !few.is_empty() {
+        return Some(Finding::warning(
+            subject,
+            format!(
+                "topic {name}: {} with fewer replicas than min.insync.replicas {min}: Kafka before \
+                 4 delivers nothing there",
+                named(&few)
+            ),
+            "raise the replication factor, or lower min.insync.replicas",
         ));
     }
     // One replica is a warning of its own.
@@ -763,6 +780,12 @@ mod tests {
         assert!(found.contains("partition 7 with 1 in-sync"), "{found}");
         let (state, _) = beside(vec![partition(0, 3, 2)], two);
         assert_eq!(state, State::Warning);
+        let said = look_at(Ok(topic(vec![partition(0, 1, 1)])), two);
+        assert!(said.iter().all(|s| s.finding.state != State::Failed));
+        let said = said
+            .iter()
+            .find(|s| s.finding.found.contains("Kafka before 4"));
+        assert_eq!(said.map(|s| s.finding.state), Some(State::Warning));
         let (state, found) = beside(vec![partition(0, 1, 1)], &[("min.insync.replicas", "1")]);
         assert_eq!(state, State::Warning);
         assert!(found.contains("one replica"), "{found}");

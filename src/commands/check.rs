@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::init;
 use super::report::{self, Entry, Screen};
 use crate::config::{CheckConfig, Database, Source};
 use crate::error::{DbError, Failure};
 use crate::finding::{self, Finding, Group, State};
-use crate::io::preflight::{self, Seen};
+use crate::io::preflight::{self, Registry, Seen};
 use crate::io::side::Side;
 use crate::io::slot::{IdentifySystem, Slot, WAL_SENDER_TIMEOUT};
 use crate::io::{connect, kafka, topics};
@@ -115,11 +116,15 @@ async fn postgres(config: &CheckConfig) -> (Vec<Group>, Topics) {
         source,
     ));
     let mut groups = vec![Group::new("connection", connection)];
-    match seen {
-        Some(seen) => {
-            groups.extend(preflight::judge(&seen, source, &config.mapping));
+    match (seen, &side) {
+        (Some(seen), Ok(side)) => {
+            let mut judged = preflight::judge(&seen, source, &config.mapping);
+            if is_before_init(&seen) {
+                before_init(config, side, &mut judged).await;
+            }
+            groups.extend(judged);
         }
-        None => groups.push(Group::new(
+        _ => groups.push(Group::new(
             "server",
             vec![Finding::unknown(
                 "everything else",
@@ -128,6 +133,38 @@ async fn postgres(config: &CheckConfig) -> (Vec<Group>, Topics) {
         )),
     }
     (groups, topics)
+}
+
+fn is_before_init(seen: &Seen) -> bool {
+    let is_new = |registry: &Registry| registry.row.is_none() && registry.rival.is_none();
+    !seen.server.in_recovery && seen.registry.as_ref().is_ok_and(is_new)
+}
+
+/// "Run `walrelay init`" is not all that there is to do where `init` would be refused.
+async fn before_init(config: &CheckConfig, side: &Side, judged: &mut Vec<Group>) {
+    let subject = "init";
+    let obstacles = init::obstacles(&side.client, &config.source, &config.mapping).await;
+    let finding = match obstacles {
+        Ok(obstacles) => {
+            let told: Vec<&Finding> = judged.iter().flat_map(|group| &group.findings).collect();
+            let is_new = |found: &Finding| !told.iter().any(|told| told.found == found.found);
+            let new: Vec<Finding> = obstacles.into_iter().filter(is_new).collect();
+            let Some(failure) = finding::failure(&new) else {
+                return;
+            };
+            let causes = failure.causes.join("; ");
+            Finding::failed(
+                subject,
+                format!("`walrelay init` would be refused: {causes}"),
+                failure.remedy,
+            )
+        }
+        Err(error) => Finding::unknown(subject, format!("what it would lack: {error}")),
+    };
+    // Whoever follows the remedies in their order runs `init` after this.
+    let role = judged.iter().position(|group| group.name == "role");
+    let at = role.map_or(judged.len(), |role| role + 1);
+    judged.insert(at, Group::new(subject, vec![finding]));
 }
 
 async fn ordinary(database: &Database) -> Result<Side, DbError> {

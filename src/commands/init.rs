@@ -16,16 +16,17 @@ mod survey;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
-use crate::config::{Database, InitConfig};
+use crate::config::{Database, InitConfig, Mapping, Source};
 use crate::error::{DbError, Exit, Failure};
 use crate::finding::{self, Finding};
 use crate::io::connect;
 use crate::io::registry::{self, Found};
 use crate::io::side::{Side, db_error};
 use crate::io::slot::{IdentifySystem, Slot, WAL_SENDER_TIMEOUT};
-use crate::io::sql::{show_ident, show_table};
+use crate::io::sql::{quote_ident, quote_table, show_ident, show_table};
 use crate::lsn::Lsn;
 use plan::{Plan, SlotWork};
 use slot::{Made, NotMade};
@@ -65,6 +66,19 @@ pub async fn report(config: &InitConfig) -> Result<String, Failure> {
         Report::new(&plan, Some(SlotReport::new(config, &seen, &plan, &made)))
     };
     report.text(config.json)
+}
+
+/// What a first run by this role would be refused for. Changes nothing.
+///
+/// # Errors
+/// Only the conversation's.
+pub async fn obstacles(
+    client: &Client,
+    source: &Source,
+    mapping: &Mapping,
+) -> Result<Vec<Finding>, DbError> {
+    let seen = survey::survey(client, source).await?;
+    Ok(plan::obstacles(source, mapping, &seen))
 }
 
 async fn lock(config: &InitConfig, side: &Side) -> Result<(), Failure> {
@@ -352,6 +366,12 @@ fn script(config: &InitConfig, seen: &Seen, plan: &Plan) -> String {
          --   grant usage on schema walrelay to ROLE;\n\
          --   grant select, insert, update, delete on all tables in schema walrelay to ROLE;\n",
     );
+    let schema = quote_ident(&source.table.schema);
+    let table = quote_table(&source.table);
+    out.push_str(&comment(&format!(
+        "  grant usage on schema {schema} to ROLE;"
+    )));
+    out.push_str(&comment(&format!("  grant select on {table} to ROLE;")));
     out
 }
 

@@ -302,11 +302,13 @@ pub fn later_columns(name: &TableName, table: &Table, mapping: &Mapping) -> Vec<
         let name = mapping.columns.get(part)?;
         table.columns.iter().find(|column| column.name == name)
     };
+    // `add column ... default` would stamp the old rows as if they were written now.
     let add = |part: Part, type_name: &str, default: &str| {
         let part = part.name();
         format!(
-            "when it suits: alter table {} add column {part} {type_name} not null default {default}; or \
-             name the one that does it: --column {part}=COLUMN",
+            "when it suits: alter table {} add column {part} {type_name}, alter column {part} set \
+             default {default} (in the rows from before it stays null); or name the one that does it: \
+             --column {part}=COLUMN",
             quote_table(name)
         )
     };

@@ -35,6 +35,7 @@ mod proc;
 mod refusals;
 mod registry;
 mod relay;
+mod rights;
 mod rows;
 mod servers;
 mod stage;

@@ -73,16 +73,10 @@ pub fn plan(
         return Err(finding::failure(&needs).expect("recovery is refused"));
     }
     let mut planner = Planner::new(source, mapping, seen, existing);
-    let slot = planner.slot();
-    planner.table();
-    planner.walrelay();
-    planner.publication();
-    planner.intent();
-    if slot != SlotWork::AlreadyThere {
-        planner.environment(slot);
-    }
-    if let Some(failure) = finding::failure(&planner.conflicts) {
-        return Err(failure);
+    let slot = planner.plan();
+    if !planner.conflicts.is_empty() {
+        let all = planner.needs.iter().chain(&planner.conflicts);
+        return Err(finding::failure(all).expect("a conflict is a refusal"));
     }
     Ok(Plan {
         statements: planner.statements,
@@ -92,6 +86,15 @@ pub fn plan(
         needs: planner.needs,
         existing: planner.existing,
     })
+}
+
+/// What a first `init` would be refused for.
+pub fn obstacles(source: &Source, mapping: &Mapping, seen: &Seen) -> Vec<Finding> {
+    let mut planner = Planner::new(source, mapping, seen, None);
+    planner.plan();
+    let mut obstacles = planner.needs;
+    obstacles.extend(planner.conflicts);
+    obstacles
 }
 
 struct Planner<'a> {
@@ -104,6 +107,8 @@ struct Planner<'a> {
     notes: Vec<String>,
     needs: Vec<Finding>,
     conflicts: Vec<Finding>,
+    /// A statement makes something in the table's schema.
+    creates_in_schema: bool,
 }
 
 impl<'a> Planner<'a> {
@@ -129,7 +134,23 @@ impl<'a> Planner<'a> {
             notes: preflight::warnings(&preflight::server_findings(&seen.server)),
             needs: Vec::new(),
             conflicts: Vec::new(),
+            creates_in_schema: false,
         }
+    }
+
+    fn plan(&mut self) -> SlotWork {
+        let slot = self.slot();
+        self.table();
+        self.walrelay();
+        self.publication();
+        self.intent();
+        if slot != SlotWork::AlreadyThere {
+            self.environment(slot);
+        }
+        if slot != SlotWork::AlreadyThere || self.creates_in_schema {
+            self.schema_rights();
+        }
+        slot
     }
 
     fn make(&mut self, object: &'static str, name: String, sql: String) {
@@ -160,11 +181,14 @@ impl<'a> Planner<'a> {
                         "schema {} does not exist",
                         show_ident(&self.source.table.schema)
                     ),
-                    format!("create schema {}", quote_ident(&self.source.table.schema)),
+                    format!(
+                        "create schema {} authorization {}",
+                        quote_ident(&self.source.table.schema),
+                        quote_ident(&self.seen.role.name)
+                    ),
                 ));
-            } else if !self.seen.may_create_in_schema {
-                self.need_create_in_schema();
             }
+            self.creates_in_schema = true;
             self.helpers();
             return;
         };
@@ -211,16 +235,28 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn need_create_in_schema(&mut self) {
+    fn schema_rights(&mut self) {
         let (schema, role) = (
             quote_ident(&self.source.table.schema),
             quote_ident(&self.seen.role.name),
         );
-        self.needs.push(Finding::failed(
-            "schema",
-            format!("role {role} may not create in schema {schema} (42501)"),
-            format!("grant create on schema {schema} to {role}"),
-        ));
+        let may_create = self.seen.may_create_in_schema || !self.creates_in_schema;
+        let (lacks, rights) = match (self.seen.may_use_schema, may_create) {
+            (true, true) => return,
+            (true, false) => (format!("may not create in schema {schema}"), "create"),
+            (false, true) => (format!("may not use schema {schema}"), "usage"),
+            (false, false) => (
+                format!("may neither use schema {schema} nor create in it"),
+                "usage, create",
+            ),
+        };
+        if self.seen.table_schema_exists {
+            self.needs.push(Finding::failed(
+                "schema",
+                format!("role {role} {lacks} (42501)"),
+                format!("grant {rights} on schema {schema} to {role}"),
+            ));
+        }
     }
 
     /// An index over rows that are there blocks their writers while it is built: not done unasked.
@@ -230,9 +266,7 @@ impl<'a> Planner<'a> {
             self.already("index", on);
         } else if self.seen.rows == Rows::Exactly(0) {
             self.make("index", on, migrations::index(&self.source.table));
-            if !self.seen.may_create_in_schema {
-                self.need_create_in_schema();
-            }
+            self.creates_in_schema = true;
             self.need_ownership(table);
         } else {
             self.notes.push(format!(
@@ -266,9 +300,7 @@ impl<'a> Planner<'a> {
                 };
                 let sql = migrations::functions(&self.source.table, layout);
                 self.make("functions", names, sql);
-                if self.seen.table.is_some() && !self.seen.may_create_in_schema {
-                    self.need_create_in_schema();
-                }
+                self.creates_in_schema = true;
             }
             (true, false) | (false, true) => self.notes.push(format!(
                 "one of the functions {names} exists and the other does not: both are left as they \
@@ -589,6 +621,7 @@ mod tests {
                 database: "d".into(),
             },
             table_schema_exists: true,
+            may_use_schema: true,
             may_create_in_schema: true,
             may_create_in_database: true,
             table: None,

@@ -20,6 +20,7 @@ pub struct Seen {
     pub server: Server,
     pub role: Role,
     pub table_schema_exists: bool,
+    pub may_use_schema: bool,
     pub may_create_in_schema: bool,
     pub may_create_in_database: bool,
     pub table: Option<Table>,
@@ -120,9 +121,10 @@ pub async fn survey(client: &Client, source: &Source) -> Result<Seen, DbError> {
     let line = |name: &str| slots.iter().find(|slot| slot.name == name);
     let limit = |name| settings.number(name).unwrap_or(i64::MAX);
     Ok(Seen {
-        table_schema_exists: rights.0,
-        may_create_in_schema: rights.1,
-        may_create_in_database: rights.2,
+        table_schema_exists: rights.schema_exists,
+        may_use_schema: rights.may_use_schema,
+        may_create_in_schema: rights.may_create_in_schema,
+        may_create_in_database: rights.may_create_in_database,
         table,
         rows,
         brin_index,
@@ -144,23 +146,32 @@ pub async fn survey(client: &Client, source: &Source) -> Result<Seen, DbError> {
     })
 }
 
-/// Whether the schema exists, and whether tables may be made in it, and schemas in the database.
-async fn rights(client: &Client, schema: &str) -> Result<(bool, bool, bool), DbError> {
+/// About the table's schema, and the database.
+struct Rights {
+    schema_exists: bool,
+    may_use_schema: bool,
+    may_create_in_schema: bool,
+    may_create_in_database: bool,
+}
+
+async fn rights(client: &Client, schema: &str) -> Result<Rights, DbError> {
     let row = client
         .query_one(
-            "select exists (select from pg_catalog.pg_namespace where nspname = $1::text), \
-             coalesce((select pg_catalog.has_schema_privilege(oid, 'create') \
-               from pg_catalog.pg_namespace where nspname = $1::text), false), \
-             pg_catalog.has_database_privilege(pg_catalog.current_database(), 'create')",
+            "select n.oid is not null, \
+             coalesce(pg_catalog.has_schema_privilege(n.oid, 'usage'), false), \
+             coalesce(pg_catalog.has_schema_privilege(n.oid, 'create'), false), \
+             pg_catalog.has_database_privilege(pg_catalog.current_database(), 'create') \
+             from (select 1) one left join pg_catalog.pg_namespace n on n.nspname = $1::text",
             &[&schema],
         )
         .await
         .map_err(|e| db_error(&e))?;
-    Ok((
-        registry::get(&row, 0)?,
-        registry::get(&row, 1)?,
-        registry::get(&row, 2)?,
-    ))
+    Ok(Rights {
+        schema_exists: registry::get(&row, 0)?,
+        may_use_schema: registry::get(&row, 1)?,
+        may_create_in_schema: registry::get(&row, 2)?,
+        may_create_in_database: registry::get(&row, 3)?,
+    })
 }
 
 async fn walrelay_schema(client: &Client) -> Result<WalrelaySchema, DbError> {
@@ -173,7 +184,9 @@ async fn walrelay_schema(client: &Client) -> Result<WalrelaySchema, DbError> {
                join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
                where n.nspname = 'walrelay' and c.relname = t)), \
              coalesce((select pg_catalog.has_schema_privilege(n.oid, 'usage') \
-                 and pg_catalog.has_table_privilege(c.oid, 'select, insert, update') \
+                 and pg_catalog.has_table_privilege(c.oid, 'select') \
+                 and pg_catalog.has_table_privilege(c.oid, 'insert') \
+                 and pg_catalog.has_table_privilege(c.oid, 'update') \
                from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
                where n.nspname = 'walrelay' and c.relname = 'relay'), false)",
             &[&names],

@@ -125,7 +125,8 @@ pub struct Rights {
     pub walrelay_exists: bool,
     pub may_read_walrelay: bool,
     pub may_write_walrelay: bool,
-    /// Of the outbox; false where there is none.
+    /// Of the outbox; both false where there is none.
+    pub may_use_schema: bool,
     pub may_read_table: bool,
     /// Row level security hides rows of the outbox from this role.
     pub row_security: bool,
@@ -251,7 +252,7 @@ async fn rights(client: &Client, table: &TableName) -> Answer<Rights> {
     let row = client
         .query_one(
             "select w.found, w.usage and w.reads, w.usage and w.writes, \
-             coalesce(t.reads, false), coalesce(t.hidden, false) \
+             coalesce(t.usage, false), coalesce(t.reads, false), coalesce(t.hidden, false) \
              from (select pg_catalog.count(*) > 0, \
                coalesce(pg_catalog.bool_and(pg_catalog.has_schema_privilege(n.oid, 'usage')), false), \
                coalesce(pg_catalog.bool_and(pg_catalog.has_table_privilege(c.oid, 'select')), false), \
@@ -260,12 +261,12 @@ async fn rights(client: &Client, table: &TableName) -> Answer<Rights> {
                  and pg_catalog.has_table_privilege(c.oid, 'delete')), false) \
                from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
                where n.nspname = 'walrelay' and c.relkind = 'r') w (found, usage, reads, writes) \
-             left join (select pg_catalog.has_table_privilege(c.oid, 'select') \
-                 and pg_catalog.has_schema_privilege(n.oid, 'usage'), \
+             left join (select pg_catalog.has_schema_privilege(n.oid, 'usage'), \
+                 pg_catalog.has_table_privilege(c.oid, 'select'), \
                  pg_catalog.row_security_active(c.oid) \
                from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
                where n.nspname = $1::text and c.relname = $2::text and c.relkind in ('r', 'p')) \
-               t (reads, hidden) on true",
+               t (usage, reads, hidden) on true",
             &[&table.schema, &table.name],
         )
         .await
@@ -274,8 +275,9 @@ async fn rights(client: &Client, table: &TableName) -> Answer<Rights> {
         walrelay_exists: get(&row, 0)?,
         may_read_walrelay: get(&row, 1)?,
         may_write_walrelay: get(&row, 2)?,
-        may_read_table: get(&row, 3)?,
-        row_security: get(&row, 4)?,
+        may_use_schema: get(&row, 3)?,
+        may_read_table: get(&row, 4)?,
+        row_security: get(&row, 5)?,
     })
 }
 

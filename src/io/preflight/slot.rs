@@ -432,16 +432,17 @@ pub fn rights_findings(
         });
     }
     if table.is_some_and(|table| matches!(table.kind, 'r' | 'p')) {
-        findings.push(table_right(rights, &quoted, source));
+        findings.extend(table_rights(rights, &quoted, source));
     }
     findings
 }
 
-fn table_right(rights: Rights, role: &str, source: &Source) -> Finding {
+fn table_rights(rights: Rights, role: &str, source: &Source) -> Vec<Finding> {
     let shown = show_table(&source.table);
     let table = quote_table(&source.table);
+    let mut findings = Vec::new();
     if rights.row_security {
-        return Finding::failed(
+        findings.push(Finding::failed(
             "row security",
             format!(
                 "row security hides rows of {shown} from role {role}: the stream would show them, and \
@@ -451,17 +452,28 @@ fn table_right(rights: Rights, role: &str, source: &Source) -> Finding {
                 "alter role {role} bypassrls, or connect as the table's owner (where it is forced on \
                  the owner, too: alter table {table} no force row level security)"
             ),
-        );
+        ));
     }
-    if rights.may_read_table {
-        return Finding::ok("rights on the table", format!("role {role} reads {shown}"));
+    let mut grants = Vec::new();
+    if !rights.may_use_schema {
+        let schema = quote_ident(&source.table.schema);
+        grants.push(format!("grant usage on schema {schema} to {role}"));
     }
-    Finding::warning(
-        "rights on the table",
-        format!(
-            "role {role} may not read {shown}: it streams, but what waits in the table cannot be \
-             counted, and a gap cannot be closed"
-        ),
-        format!("grant select on {table} to {role}"),
-    )
+    if !rights.may_read_table {
+        grants.push(format!("grant select on {table} to {role}"));
+    }
+    let subject = "rights on the table";
+    findings.push(if grants.is_empty() {
+        Finding::ok(subject, format!("role {role} reads {shown}"))
+    } else {
+        Finding::warning(
+            subject,
+            format!(
+                "role {role} may not read {shown}: it streams, but what waits in the table cannot be \
+                 counted, and a gap cannot be closed"
+            ),
+            grants.join("; "),
+        )
+    });
+    findings
 }

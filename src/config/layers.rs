@@ -381,6 +381,11 @@ impl File {
             };
             if let toml::Value::Table(inner) = value {
                 self.flatten(key, &name, inner, pairs)?;
+            } else if pairs.iter().any(|(known, _)| *known == name) {
+                return Err(Failure::usage(
+                    format!("{}: {key}: {name} is given twice", self.path.display()),
+                    "give it once (with quotes or without, it is the same name)",
+                ));
             } else if let Some(text) = scalar(value) {
                 put(pairs, &name, &text);
             } else {

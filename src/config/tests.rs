@@ -240,6 +240,8 @@ fn a_wrong_type_is_named_with_file_and_key() {
         &["--config", path(&text)],
         &["kafka is a string, not a table", "[kafka]"],
     );
+    let twice = file("[kafka]\n\"linger.ms\" = 5\nlinger.ms = 6");
+    refused(&["--config", path(&twice)], &["linger.ms is given twice"]);
     let inner = file("[kafka]\nx.y = [1]");
     refused(&["--config", path(&inner)], &["kafka.x.y is an array"]);
     let number = file("stall_timeout = 20");

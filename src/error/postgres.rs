@@ -60,7 +60,13 @@ fn server(sqlstate: &str, said: &str, hint: Option<&str>, db: Peer<'_>) -> (Exit
              create database {}",
             quoted(db.dbname)
         ),
-        "42501" => not_permitted(said, &user),
+        "42501" => not_permitted(said, &user, db),
+        "55000" if said.contains("not currently accepting connections") => {
+            format!(
+                "alter database {} allow_connections true",
+                quoted(db.dbname)
+            )
+        }
         "55000" => return not_in_state(said),
         // A server that takes a replication command for SQL was not asked for replication: a pooler
         // has swallowed the word.
@@ -185,7 +191,10 @@ fn mask(client: &str) -> String {
     format!(" {client}/{bits}")
 }
 
-fn not_permitted(said: &str, user: &str) -> String {
+fn not_permitted(said: &str, user: &str, db: Peer<'_>) -> String {
+    if said.contains("permission denied for database") {
+        return format!("grant connect on database {} to {user}", quoted(db.dbname));
+    }
     if said.contains("output plugin") {
         return "add pgoutput to output_plugin_libraries and reload the server".to_owned();
     }

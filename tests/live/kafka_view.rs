@@ -193,7 +193,10 @@ fn topics_are_looked_at_with_their_settings() {
     find(&findings, State::Warning, &[&compact, "compacted"]);
     let finding = find(&findings, State::Failed, &[&absent, "does not exist"]);
     let remedy = finding.remedy.as_deref().expect("one");
-    assert_eq!(remedy, format!("create {absent}, or --create-topics"));
+    assert_eq!(
+        remedy,
+        format!("create {absent}, or --create-topics PARTITIONS")
+    );
     let create = CreateTopics {
         partitions: 6,
         replication: None,

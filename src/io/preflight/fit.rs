@@ -126,6 +126,10 @@ fn column_need(table: &str, column: &Column, used_as: Use) -> Option<Finding> {
             "payload",
             &["json", "jsonb", "text", "bytea", "character varying"],
         ),
+        Use::Part(Part::Headers) => (
+            "column of headers",
+            &["json", "jsonb", "text", "character varying"],
+        ),
         Use::Part(Part::Timestamp) => (
             "timestamp",
             &[
@@ -150,6 +154,10 @@ fn column_need(table: &str, column: &Column, used_as: Use) -> Option<Finding> {
         Use::Part(Part::Timestamp) => {
             "name a column with --column timestamp= that is timestamptz, timestamp (taken as UTC), \
              date, or bigint (milliseconds since 1970)"
+        }
+        Use::Part(Part::Headers) => {
+            "name a column with --column headers= that is json, jsonb or text and holds an object, \
+             or none (--column headers=)"
         }
         Use::Part(Part::Partition) => "name a column of whole numbers with --column partition=",
         _ => "make the payload json, jsonb, text or bytea",

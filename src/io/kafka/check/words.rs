@@ -269,7 +269,7 @@ fn not_there(name: &str, refusal: &Refusal, create: Option<CreateTopics>) -> Sai
             finding: Finding::failed(
                 subject,
                 format!("topic {name} does not exist"),
-                format!("create {name}, or --create-topics"),
+                format!("create {name}, or --create-topics PARTITIONS"),
             ),
             heals: Heals::WithTheTopic,
         },
@@ -719,7 +719,7 @@ mod tests {
         assert_eq!(said[0].finding.state, State::Failed);
         assert_eq!(said[0].heals, Heals::WithTheTopic);
         let remedy = said[0].finding.remedy.as_deref();
-        assert_eq!(remedy, Some("create t, or --create-topics"));
+        assert_eq!(remedy, Some("create t, or --create-topics PARTITIONS"));
         let create = CreateTopics {
             partitions: 6,
             replication: None,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::report::{self, Entry, Screen};
-use crate::config::{Http, StatusConfig};
+use crate::config::{Http, StatusConfig, TableName};
 use crate::error::{DbError, Exit, Failure};
 use crate::finding::{self, Group};
 use crate::io::preflight::{self, Answer, Seen};
@@ -22,6 +22,8 @@ use crate::io::standing::{self, Waiting};
 use crate::io::{connect, fetch};
 use crate::telemetry::health::Health;
 
+/// The group of what the surroundings lack.
+const TROUBLE: &str = "trouble";
 const RELAY_WITHIN: Duration = Duration::from_secs(2);
 const DATABASE_WITHIN: Duration = Duration::from_secs(10);
 /// Rows are counted for no longer than this.
@@ -56,6 +58,10 @@ pub async fn run(config: StatusConfig) -> Result<(), Failure> {
 
 /// What waits for a decision comes before all else: it is often why the rest is down.
 fn failure(groups: &[Group]) -> Option<Failure> {
+    // What the surroundings lack comes before what does not run for want of it.
+    let (first, then): (Vec<&Group>, Vec<&Group>) =
+        groups.iter().partition(|group| group.name == TROUBLE);
+    let groups = [first, then].concat();
     let all = || groups.iter().flat_map(|group| &group.findings);
     let halted = all().filter(|finding| finding.exit == Exit::Halted);
     finding::failure(halted).or_else(|| finding::failure(all()))
@@ -103,6 +109,8 @@ impl Relay {
 /// What the database says.
 struct Base {
     seen: Seen,
+    /// The table whose rows the slot carries; `None`: it was dropped.
+    table: Option<TableName>,
     waiting: Answer<Option<Vec<Waiting>>>,
     /// Delivered rows may be among those that wait: nobody tells when the last one was delivered.
     is_at_most: bool,
@@ -161,15 +169,19 @@ async fn look_at(side: &Side, config: &StatusConfig, relay: &Relay) -> Result<Ba
         .filter(|health| judge::stranger(config, Some(&seen), health).is_none());
     let delivered = told
         .and_then(|health| health.progress.delivered_commit_time.clone())
-        .or_else(|| stored_stop(&seen));
-    let waiting = standing::waiting(
-        client,
-        &source.table,
-        &config.mapping,
-        &source.slot,
-        delivered.as_deref(),
-    )
-    .await;
+        .or_else(|| stored_stop(&seen, &source.slot));
+    let swapped = seen.registry.as_ref().ok();
+    let table = match swapped.and_then(|registry| registry.swapped(&source.slot)) {
+        Some(old) => old.cloned(),
+        None => Some(source.table.clone()),
+    };
+    let waiting = match &table {
+        Some(table) => {
+            let (mapping, slot) = (&config.mapping, &source.slot);
+            standing::waiting(client, table, mapping, slot, delivered.as_deref()).await
+        }
+        None => Ok(None),
+    };
     let slot = seen.slot(&source.slot);
     let rate = told.and_then(|health| health.progress.wal_bytes_per_second);
     let is_limited = slot.is_some_and(|slot| slot.safe_wal_size.is_some());
@@ -189,6 +201,7 @@ async fn look_at(side: &Side, config: &StatusConfig, relay: &Relay) -> Result<Ba
     };
     Ok(Base {
         seen,
+        table,
         waiting,
         is_at_most: delivered.is_none(),
         wal_bytes_per_second,
@@ -201,9 +214,8 @@ fn per_second(bytes: u64, over: Duration) -> f64 {
 }
 
 /// When the last transaction before a clean stop was committed.
-fn stored_stop(seen: &Seen) -> Option<String> {
-    let row = seen.registry.as_ref().ok()?.row.as_ref()?;
-    let last = row.stop.as_ref()?.last?;
+fn stored_stop(seen: &Seen, slot: &str) -> Option<String> {
+    let last = judge::registered(seen, slot)?.stop.as_ref()?.last?;
     Some(judge::rfc3339(last.commit_time))
 }
 

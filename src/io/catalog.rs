@@ -18,6 +18,10 @@ pub struct Table {
     pub owner: String,
     /// The session's role owns it, or is a member of the role that does.
     pub owned: bool,
+    /// Tables that inherit from it, for a person; partitions do not count.
+    pub children: Vec<String>,
+    /// Of a partitioned table: roles that may update its key, superusers aside; a few of them.
+    pub movers: Vec<String>,
     pub columns: Vec<Column>,
 }
 
@@ -91,7 +95,19 @@ pub async fn table(client: &Client, name: &TableName) -> Result<Option<Table>, D
         .query_opt(
             "select c.relkind::text, c.relpersistence::text, \
              pg_catalog.pg_get_userbyid(c.relowner)::text, \
-             pg_catalog.pg_has_role(c.relowner, 'usage') \
+             pg_catalog.pg_has_role(c.relowner, 'usage'), \
+             array(select pg_catalog.format('%I.%I', n.nspname, k.relname) \
+               from pg_catalog.pg_inherits i join pg_catalog.pg_class k on k.oid = i.inhrelid \
+               join pg_catalog.pg_namespace n on n.oid = k.relnamespace \
+               where i.inhparent = c.oid and not k.relispartition order by 1 limit 5), \
+             array(select pg_catalog.quote_ident(r.rolname) from pg_catalog.pg_roles r \
+               join pg_catalog.pg_partitioned_table p on p.partrelid = c.oid \
+               where not r.rolsuper and r.oid >= 16384 and exists (select \
+                 from pg_catalog.pg_attribute a where a.attrelid = c.oid and a.attnum > 0 \
+                 and not a.attisdropped \
+                 and (a.attnum = any(p.partattrs) or 0 = any(p.partattrs)) \
+                 and pg_catalog.has_column_privilege(r.oid, c.oid, a.attnum, 'update')) \
+               order by 1 limit 5) \
              from pg_catalog.pg_class c where c.oid = $1",
             &[&oid],
         )
@@ -118,6 +134,8 @@ pub async fn table(client: &Client, name: &TableName) -> Result<Option<Table>, D
         persistence: first_char(get(&row, 1)?),
         owner: get(&row, 2)?,
         owned: get(&row, 3)?,
+        children: get(&row, 4)?,
+        movers: get(&row, 5)?,
         columns: columns
             .iter()
             .map(|row| {

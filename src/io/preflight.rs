@@ -8,6 +8,7 @@ mod fit;
 mod look;
 mod server;
 mod slot;
+mod swap;
 
 use tokio_postgres::Client;
 
@@ -17,13 +18,14 @@ use super::sql::{quote_table, show_ident, show_table};
 use crate::config::{Mapping, Part, Source, TableName};
 use crate::error::{DbError, Failure};
 use crate::finding::{self, Finding, Group, State};
-pub use fit::{publication_needs, table_needs};
+pub use fit::{kin, publication_needs, table_needs};
 pub use look::{Answer, OldTransaction, Registry, Seen, Session, look};
 pub use server::{
     described, idle_slots, no_slot_left, no_wal_senders, only_failed, replication_remedy,
     role_finding, server_findings, size, span,
 };
-pub use slot::{SlotSeen, another_table, start_over};
+pub use slot::{SlotSeen, start_over};
+pub use swap::{Swap, another_table};
 
 /// Why a check came to no good end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -230,10 +232,10 @@ fn stream(
     };
     let (is_settled, slot) = found.findings(seen, table);
     let Some(table) = table else {
-        let missing = slot::no_table(&source.table);
         if !is_settled {
-            return (vec![missing], Vec::new(), slot);
+            return (Vec::new(), Vec::new(), slot);
         }
+        let missing = slot::no_table(&source.table);
         // `init` makes all three.
         let publication = seen.publication.as_ref().ok().and_then(Option::as_ref);
         let also = |finding: Finding| match finding.state {
@@ -290,6 +292,7 @@ fn table_findings(name: &TableName, table: &Table, mapping: &Mapping) -> Vec<Fin
         findings.push(Finding::ok("columns", names.join(", ")));
     }
     if matches!(table.kind, 'r' | 'p') {
+        findings.extend(fit::kin(name, table));
         findings.extend(later_columns(name, table, mapping));
     }
     findings

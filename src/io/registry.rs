@@ -336,7 +336,7 @@ pub struct Instance {
 ///
 /// # Errors
 /// Only the conversation's.
-pub async fn instances(client: &Client, table: &TableName) -> Result<Vec<Instance>, DbError> {
+pub async fn instances(client: &Client, table_oid: Option<u32>) -> Result<Vec<Instance>, DbError> {
     let rows = client
         .query(
             "select l.pid, pg_catalog.bool_or(l.classid = $1), pg_catalog.min(a.usename::text), \
@@ -345,17 +345,14 @@ pub async fn instances(client: &Client, table: &TableName) -> Result<Vec<Instanc
              from pg_catalog.pg_locks l \
              left join pg_catalog.pg_stat_activity a on a.pid = l.pid \
              where l.locktype = 'advisory' and l.classid in ($1, $2) and l.objsubid = 2 and l.granted \
-             and l.objid = (select c.oid from pg_catalog.pg_class c \
-               join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
-               where n.nspname = $3::text and c.relname = $4::text and c.relkind in ('r', 'p')) \
+             and l.objid = $3 \
              and l.database = (select oid from pg_catalog.pg_database \
                where datname = pg_catalog.current_database()) \
              group by l.pid order by l.pid",
             &[
                 &class_oid(LOCK_CLASS),
                 &class_oid(INSTANCE_CLASS),
-                &table.schema,
-                &table.name,
+                &table_oid,
             ],
         )
         .await

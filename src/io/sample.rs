@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row};
 
+use super::preflight::Swap;
 use super::registry::{get, lock_class_oid, lsn};
 use super::side::db_error;
 use super::sql::{quote_ident, quote_table, show_ident, show_table};
@@ -88,12 +89,13 @@ const COVERAGE: &str = "\
         from pg_catalog.pg_publication_rel o \
         join pg_catalog.pg_class c on c.oid = o.prrelid \
         join pg_catalog.pg_namespace n on n.oid = c.relnamespace where o.prpubid = p.oid), \
-      (select pg_catalog.format('%I.%I', n.nspname, c.relname) from pg_catalog.pg_class c \
-        join pg_catalog.pg_namespace n on n.oid = c.relnamespace where c.oid = $4) \
+      led.nspname::text, led.relname::text \
     from (select 1) one \
     left join (select c.oid, c.relkind, c.relnamespace from pg_catalog.pg_class c \
       join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
       where n.nspname = $1::text and c.relname = $2::text and c.relkind in ('r', 'p')) t on true \
+    left join (select c.oid, n.nspname, c.relname from pg_catalog.pg_class c \
+      join pg_catalog.pg_namespace n on n.oid = c.relnamespace) led on led.oid = $4 \
     left join pg_catalog.pg_publication p on p.pubname = $3::text \
     left join pg_catalog.pg_publication_rel r on r.prpubid = p.oid and r.prrelid = t.oid";
 
@@ -116,7 +118,7 @@ pub async fn take(client: &Client, source: &Source, led_oid: u32) -> Result<Samp
     Ok(Sample {
         wal_end: lsn(&sample, 0)?.unwrap_or_default(),
         slot: slot(&sample)?,
-        publication: Coverage::read(&coverage)?.trouble(names, &source.publication, led_oid),
+        publication: Coverage::read(&coverage)?.trouble(source, led_oid),
         leader: leader(&sample)?,
         oldest_transaction: oldest_transaction(&sample)?,
         prepared_transaction: prepared_transaction(&sample)?,
@@ -204,7 +206,7 @@ struct Coverage {
     /// The tables that it names, for a person.
     published: Option<String>,
     /// What the table that is led is called now.
-    led: Option<String>,
+    led: Option<TableName>,
 }
 
 impl Coverage {
@@ -221,64 +223,80 @@ impl Coverage {
             row_filter: flag(7)?,
             column_list: flag(8)?,
             published: get(row, 9)?,
-            led: get(row, 10)?,
+            led: match (get(row, 10)?, get(row, 11)?) {
+                (Some(schema), Some(name)) => Some(TableName { schema, name }),
+                _ => None,
+            },
         })
     }
 
-    /// Publications follow the oid: a table that was swapped is in none.
-    fn trouble(
-        &self,
-        table: &TableName,
-        publication: &str,
-        led_oid: u32,
-    ) -> Option<(String, String)> {
-        const ONLY_IN_THE_TABLE: &str = "the rows written meanwhile are in no stream, only in the table: publish them by other means";
-        let quoted = quote_ident(publication);
-        let publication = show_ident(publication);
-        let name = show_table(table);
-        let table = quote_table(table);
+    /// The name that this relay was given leads to another table than the one it relays, or to none.
+    fn swapped(&self, source: &Source, led_oid: u32) -> (String, String) {
+        let name = show_table(&source.table);
+        let publication = show_ident(&source.publication);
+        let swap = Swap {
+            table: &source.table,
+            table_oid: self.table_oid,
+            old_oid: led_oid,
+            old: self.led.as_ref(),
+            slot: &source.slot,
+            publication: &source.publication,
+            is_published: self.covers_table,
+        };
+        let what = match (self.table_oid, &self.led) {
+            (None, Some(led)) => format!(
+                "there is no table {name}; the table that was relayed is called {} now",
+                show_table(led)
+            ),
+            (None, None) => format!("there is no table {name} any more"),
+            (Some(oid), _) if self.covers_table || self.covers_all => format!(
+                "{name} is a new table (oid {oid}), this relay is that of the old one (oid {led_oid})"
+            ),
+            (Some(oid), _) => {
+                let published = match &self.published {
+                    Some(published) => format!("the published one is {published}"),
+                    None => "it publishes no table".to_owned(),
+                };
+                format!(
+                    "{name} is a new table (oid {oid}), not in publication {publication}; {published}"
+                )
+            }
+        };
+        (what, swap.remedy())
+    }
+
+    /// What is wrong with what the publication has of the table.
+    fn trouble(&self, source: &Source, led_oid: u32) -> Option<(String, String)> {
+        const ONLY_IN_THE_TABLE: &str = "the rows written meanwhile are in no stream, only in the table: delete and insert them again, with the same event_id";
+        let quoted = quote_ident(&source.publication);
+        let publication = show_ident(&source.publication);
+        let name = show_table(&source.table);
+        let table = quote_table(&source.table);
+        if led_oid != 0 && self.table_oid != Some(led_oid) {
+            return Some(self.swapped(source, led_oid));
+        }
         let published = match &self.published {
             Some(published) => format!("the published one is {published}"),
             None => "it publishes no table".to_owned(),
         };
         let Some(oid) = self.table_oid else {
-            let now = match &self.led {
-                Some(led) => format!("; the table that was relayed is called {led} now"),
-                None => " any more".to_owned(),
-            };
             return Some((
-                format!("there is no table {name}{now}"),
-                format!(
-                    "create {name} or name it back; a new table is a matter for `walrelay init`"
-                ),
+                format!("there is no table {name}"),
+                "name the outbox with --table, or run `walrelay init`, which makes it".to_owned(),
             ));
         };
         if !self.exists {
             return Some((
                 format!("publication {publication} does not exist: the stream carries no row"),
                 format!(
-                    "create publication {quoted} for table {table} with (publish = 'insert', publish_via_partition_root = true); {ONLY_IN_THE_TABLE}"
+                    "create publication {quoted} for table only {table} with (publish = 'insert', publish_via_partition_root = true); {ONLY_IN_THE_TABLE}"
                 ),
             ));
         }
-        let is_new = led_oid != 0 && led_oid != oid;
         if !(self.covers_table || self.covers_all) {
-            let what = if is_new {
-                format!("{name} is a new table (oid {oid}), not in publication {publication}")
-            } else {
-                format!("{name} (oid {oid}) is not in publication {publication}")
-            };
             return Some((
-                format!("{what}; {published}"),
-                format!("alter publication {quoted} set table {table}; {ONLY_IN_THE_TABLE}"),
-            ));
-        }
-        if is_new {
-            return Some((
-                format!(
-                    "{name} is a new table (oid {oid}), this relay is that of the old one (oid {led_oid})"
-                ),
-                format!("stop the relay and run `walrelay init`; {ONLY_IN_THE_TABLE}"),
+                format!("{name} (oid {oid}) is not in publication {publication}; {published}"),
+                format!("alter publication {quoted} set table only {table}; {ONLY_IN_THE_TABLE}"),
             ));
         }
         let narrow = match (self.row_filter, self.column_list) {
@@ -295,7 +313,7 @@ impl Coverage {
             (
                 format!("publication {publication} {what}: rows or columns of {name} are left out"),
                 format!(
-                    "alter publication {quoted} set table {table}; alter publication {quoted} set (publish = 'insert', publish_via_partition_root = true); {ONLY_IN_THE_TABLE}"
+                    "alter publication {quoted} set table only {table}; alter publication {quoted} set (publish = 'insert', publish_via_partition_root = true); {ONLY_IN_THE_TABLE}"
                 ),
             )
         })
@@ -305,13 +323,23 @@ impl Coverage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Database;
 
     fn trouble(coverage: &Coverage, led_oid: u32) -> Option<(String, String)> {
-        let table = TableName {
-            schema: "public".into(),
-            name: "outbox".into(),
+        let source = Source {
+            database: Database::plain("/tmp", 5432, "u", "d"),
+            table: table("outbox"),
+            slot: "walrelay".into(),
+            publication: "walrelay".into(),
         };
-        coverage.trouble(&table, "walrelay", led_oid)
+        coverage.trouble(&source, led_oid)
+    }
+
+    fn table(name: &str) -> TableName {
+        TableName {
+            schema: "public".into(),
+            name: name.into(),
+        }
     }
 
     fn whole() -> Coverage {
@@ -322,7 +350,7 @@ mod tests {
             via_partition_root: true,
             covers_table: true,
             published: Some("public.outbox".into()),
-            led: Some("public.outbox".into()),
+            led: Some(table("outbox")),
             ..Coverage::default()
         }
     }
@@ -346,7 +374,7 @@ mod tests {
             table_oid: Some(9),
             covers_table: false,
             published: Some("public.outbox_old".into()),
-            led: Some("public.outbox_old".into()),
+            led: Some(table("outbox_old")),
             ..whole()
         };
         assert_eq!(

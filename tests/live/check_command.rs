@@ -402,7 +402,7 @@ fn d08_and_d09_generated_keys_and_second_tables_are_refused() {
         "create schema b; create table b.outbox (like public.outbox including all);
          alter publication walrelay add table b.outbox",
     );
-    let mend = "alter publication \"walrelay\" set table \"public\".\"outbox\"";
+    let mend = "alter publication \"walrelay\" set table only \"public\".\"outbox\"";
     stage.refused_by_both(3, &["b.outbox beside public.outbox", mend]);
     sql.run(mend);
     sql.run(
@@ -464,7 +464,7 @@ fn a_second_relay_needs_names_of_its_own() {
     says(
         &ended,
         3,
-        &["public.second is a new table", "publication walrelay"],
+        &["publication walrelay is that of public.outbox", "its own"],
     );
     // Side by side with names of its own.
     let own = [

@@ -317,7 +317,7 @@ fn an_unfit_table_or_publication_is_refused_with_the_statement_that_mends_it() {
         init(&db, &[]).expect_code(0);
         sql.run("alter publication walrelay add table half");
         let refused = init(&db, &[]).expect_code(3).stderr;
-        let mend = "alter publication \"walrelay\" set table \"public\".\"outbox\"";
+        let mend = "alter publication \"walrelay\" set table only \"public\".\"outbox\"";
         assert!(
             refused.contains("public.half") && refused.contains(mend),
             "{refused}"

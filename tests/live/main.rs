@@ -41,4 +41,5 @@ mod servers;
 mod stage;
 mod status;
 mod stream;
+mod swap;
 mod tls;

@@ -227,6 +227,9 @@ fn a_missing_slot_is_3_or_4_as_for_run_and_a_strange_reader_is_3() {
     let http = ["--http", &address];
     let ended = stage.status(&http);
     says(&ended, 3, &["walrelay init"]);
+    let remedy = ended.stderr.lines().last().expect("a remedy");
+    let at = |command: &str| remedy.find(command).expect("it is named");
+    assert!(at("walrelay init") < at("walrelay run"), "{remedy}");
     let sql = stage.init();
     let holder = Holder::start(&stage);
     says(&stage.status(&http), 3, &["no walrelay"]);

@@ -214,7 +214,9 @@ mod tests {
     #[test]
     fn a_publication_named_like_a_keyword_is_quoted() {
         let source_sql = render(PUBLICATION, &table("public", "outbox"), Some("All"));
-        assert!(source_sql.contains("create publication \"All\" for table \"public\".\"outbox\""));
+        assert!(
+            source_sql.contains("create publication \"All\" for table only \"public\".\"outbox\"")
+        );
     }
 
     #[test]

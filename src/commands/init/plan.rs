@@ -4,7 +4,7 @@ use super::migrations::{self, Layout};
 use super::survey::{Rows, Seen, WalrelaySchema};
 use crate::config::{Existing, Mapping, Source};
 use crate::error::Failure;
-use crate::finding::{self, Finding};
+use crate::finding::{self, Finding, State};
 use crate::io::catalog::Table;
 use crate::io::preflight::{self, SlotSeen};
 use crate::io::registry::{Registered, SlotState};
@@ -206,7 +206,10 @@ impl<'a> Planner<'a> {
                     .to_owned(),
             );
         }
-        for finding in preflight::later_columns(&self.source.table, table, self.mapping) {
+        let kin = preflight::kin(&self.source.table, table).into_iter();
+        let kin = kin.filter(|finding| finding.state == State::Warning);
+        let later = preflight::later_columns(&self.source.table, table, self.mapping);
+        for finding in kin.chain(later) {
             let remedy = finding.remedy.unwrap_or_default();
             self.notes.push(format!("{}; {remedy}", finding.found));
         }
@@ -453,6 +456,7 @@ impl<'a> Planner<'a> {
             self.conflicts.push(preflight::another_table(
                 self.source,
                 oid,
+                self.seen.publication.as_ref(),
                 rival,
                 name.as_ref(),
             ));
@@ -525,7 +529,8 @@ impl<'a> Planner<'a> {
         if slots.wal_senders_max == 0 {
             self.needs.push(preflight::no_wal_senders());
         }
-        if self.existing.is_some() {
+        // With names that are another table's there will be another init.
+        if self.existing.is_some() || self.seen.rival.is_some() {
             return;
         }
         self.conflicts

@@ -8,7 +8,7 @@ use super::{Base, Facts, Relay, unreachable};
 use crate::config::StatusConfig;
 use crate::finding::{Finding, Group, State};
 use crate::io::preflight::{self, Seen, described, size, span};
-use crate::io::registry::Instance;
+use crate::io::registry::{Instance, Registered};
 use crate::io::slot_view::SlotLine;
 use crate::io::sql::show_table;
 use crate::io::standing::Waiting;
@@ -100,7 +100,7 @@ pub fn numbers(config: &StatusConfig, facts: &Facts) -> Numbers {
         let others = instances.iter().filter(|i| !i.is_leader);
         numbers.standbys = Some(others.map(session).collect());
     }
-    numbers.halted_event = halted(seen).map(|(event, _)| event);
+    numbers.halted_event = halted(seen, &config.source.slot).map(|(event, _)| event);
     numbers
 }
 
@@ -143,7 +143,7 @@ pub fn judge(config: &StatusConfig, facts: &Facts) -> Vec<Group> {
     if let Err(error) = &base.seen.registry {
         trouble.push(Finding::unknown("registry", error.to_string()));
     }
-    if let Some((event, reason)) = halted(&base.seen) {
+    if let Some((event, reason)) = halted(&base.seen, &config.source.slot) {
         trouble.push(
             Finding::failed(
                 "halted event",
@@ -158,15 +158,19 @@ pub fn judge(config: &StatusConfig, facts: &Facts) -> Vec<Group> {
         Group::new("relay", relay),
         Group::new("progress", progress(config, facts, base)),
         Group::new("slot", slot(config, base)),
-        Group::new("trouble", trouble),
+        Group::new(super::TROUBLE, trouble),
     ];
     groups.retain(|group| !group.findings.is_empty());
     groups
 }
 
-fn halted(seen: &Seen) -> Option<(String, String)> {
-    let row = seen.registry.as_ref().ok()?.row.as_ref()?;
-    let halted = row.halted.as_ref()?;
+/// What the registry has of the slot.
+pub fn registered<'a>(seen: &'a Seen, slot: &str) -> Option<&'a Registered> {
+    seen.registry.as_ref().ok()?.of_slot(slot)
+}
+
+fn halted(seen: &Seen, slot: &str) -> Option<(String, String)> {
+    let halted = registered(seen, slot)?.halted.as_ref()?;
     Some((halted.event_id.clone(), halted.reason.clone()))
 }
 
@@ -188,7 +192,8 @@ pub fn stranger(config: &StatusConfig, seen: Option<&Seen>, health: &Health) -> 
         return Some(format!("the relay of slot {}", health.slot));
     }
     let registry = seen?.registry.as_ref().ok()?;
-    let leader = registry.row.as_ref().and_then(|row| row.leader.as_deref());
+    let row = registry.of_slot(&config.source.slot);
+    let leader = row.and_then(|row| row.leader.as_deref());
     let is_another = health.leader == "leading" && leader != Some(&health.process_id);
     is_another.then(|| {
         format!(
@@ -211,12 +216,14 @@ fn relay(config: &StatusConfig, facts: &Facts) -> Vec<Finding> {
         (None, _) => findings.push(Finding::unknown("leader", "the database does not tell")),
         (Some(_), Some(leader)) => {
             let mut found = instance(leader);
-            if let Some(id) = facts.database.as_ref().ok().and_then(registered_leader) {
+            let base = facts.database.as_ref().ok();
+            let row = base.and_then(|base| registered(&base.seen, &config.source.slot));
+            if let Some(id) = row.and_then(|row| row.leader.as_deref()) {
                 found.push_str(&format!(", process id {id}"));
             }
             findings.push(Finding::ok("leader", found));
         }
-        (Some(others), None) => findings.push(nobody_leads(config, others)),
+        (Some(others), None) => findings.push(nobody_leads(config, facts, others)),
     }
     if let Some(instances) = instances {
         let standbys: Vec<String> = instances
@@ -235,19 +242,41 @@ fn relay(config: &StatusConfig, facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-fn registered_leader(base: &Base) -> Option<&str> {
-    let row = base.seen.registry.as_ref().ok()?.row.as_ref()?;
-    row.leader.as_deref()
-}
-
-fn nobody_leads(config: &StatusConfig, others: &[Instance]) -> Finding {
-    let table = show_table(&config.source.table);
+fn nobody_leads(config: &StatusConfig, facts: &Facts, others: &[Instance]) -> Finding {
+    let subject = "leader";
+    let source = &config.source;
+    let base = facts.database.as_ref().ok();
+    let table = match base.map(|base| &base.table) {
+        Some(Some(table)) => show_table(table),
+        Some(None) => "the table that was dropped".to_owned(),
+        None => show_table(&source.table),
+    };
     if others.is_empty() {
-        return Finding::failed(
-            "leader",
-            format!("no relay of {table} runs"),
-            "start it: walrelay run",
-        );
+        let found = format!("no relay of {table} runs");
+        let seen = base.map(|base| &base.seen);
+        let registry = seen.map(|seen| &seen.registry);
+        return match registry {
+            // How to start it is said with the swap.
+            Some(Ok(registry)) if registry.swapped(&source.slot).is_some() => Finding {
+                remedy: None,
+                ..Finding::failed(subject, found, "")
+            },
+            // The one that reads it may have the lock of another table.
+            Some(Err(_))
+                if seen.is_some_and(|seen| {
+                    seen.slot(&source.slot)
+                        .is_some_and(|slot| slot.holder.is_some())
+                }) =>
+            {
+                Finding::unknown(
+                    subject,
+                    format!(
+                        "nobody has the lock of {table}, and whose the slot is the registry would tell"
+                    ),
+                )
+            }
+            Some(_) | None => Finding::failed(subject, found, "start it: walrelay run"),
+        };
     }
     Finding::failed(
         "leader",
@@ -348,7 +377,7 @@ fn last_delivered(config: &StatusConfig, facts: &Facts) -> Option<(String, Optio
         return Some((time.clone(), health.progress.delivered_lsn.clone()));
     }
     let base = facts.database.as_ref().ok()?;
-    let row = base.seen.registry.as_ref().ok()?.row.as_ref()?;
+    let row = registered(&base.seen, &config.source.slot)?;
     let last = row.stop.as_ref()?.last?;
     Some((rfc3339(last.commit_time), Some(last.commit_lsn.to_string())))
 }
@@ -409,6 +438,10 @@ fn waiting(base: &Base) -> Vec<Finding> {
     let subject = "undelivered rows";
     let waiting = match &base.waiting {
         Ok(Some(waiting)) => waiting,
+        Ok(None) if base.table.is_none() => {
+            let why = "the table was dropped: what the slot still has of it cannot be counted";
+            return vec![Finding::unknown(subject, why)];
+        }
         Ok(None) => {
             let why = "the table has no column xid or created_at to tell them by";
             return vec![Finding::unknown(subject, why)];
@@ -489,6 +522,10 @@ fn reader(slot: &SlotLine, seen: &Seen) -> Finding {
     };
     match (&slot.holder, leads) {
         (Some(holder), true) => Finding::ok(subject, format!("{}, read by {holder}", slot.name)),
+        // A walrelay's own reader is nobody to be ended: only the registry tells whose slot it is.
+        (Some(holder), false) if registered(seen, &slot.name).is_none() => {
+            Finding::ok(subject, format!("{}, read by {holder}", slot.name))
+        }
         (Some(holder), false) => Finding::failed(
             subject,
             format!(

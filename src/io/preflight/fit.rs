@@ -169,6 +169,33 @@ fn column_need(table: &str, column: &Column, used_as: Use) -> Option<Finding> {
     ))
 }
 
+/// Children that inherit, and rows that may move between partitions.
+#[must_use]
+pub fn kin(name: &TableName, table: &Table) -> Vec<Finding> {
+    let shown = show_table(name);
+    let mut findings = Vec::new();
+    if !table.children.is_empty() {
+        findings.push(Finding::warning(
+            "inheritance",
+            format!(
+                "rows of {} are not published: they inherit from {shown}, and only its own rows are",
+                table.children.join(", ")
+            ),
+            format!("write events into {shown} itself"),
+        ));
+    }
+    if !table.movers.is_empty() {
+        findings.push(Finding::ok(
+            "partition key",
+            format!(
+                "{} may update it: a row that an UPDATE moves to another partition is published again",
+                table.movers.join(", ")
+            ),
+        ));
+    }
+    findings
+}
+
 /// A publication that is missing, covers something else or publishes something else.
 #[must_use]
 pub fn publication_needs(
@@ -197,7 +224,7 @@ pub fn publication_needs(
             "publication",
             format!("publication {shown} covers {what}; it must cover the outbox and nothing else"),
             format!(
-                "use one of its own: --publication, with `create publication … for table {} \
+                "use one of its own: --publication, with `create publication … for table only {} \
                  with (publish = 'insert', publish_via_partition_root = true)`",
                 quote_table(&source.table)
             ),
@@ -249,7 +276,7 @@ fn coverage_needs(source: &Source, table: &Table, publication: &Publication) -> 
                 list(&others)
             ),
             format!(
-                "alter publication {quoted} set table {outbox}; rows written before are in no stream"
+                "alter publication {quoted} set table only {outbox}; rows written before are in no stream"
             ),
         )),
         Some(ours) if ours.row_filter || ours.column_list => {
@@ -260,7 +287,7 @@ fn coverage_needs(source: &Source, table: &Table, publication: &Publication) -> 
             };
             needs.push(Finding::failed("publication", 
                 format!("publication {shown} has {what}: rows or columns of the outbox are left out"),
-                format!("alter publication {quoted} set table {outbox}"),
+                format!("alter publication {quoted} set table only {outbox}"),
             ));
         }
         Some(_) => {}
@@ -273,7 +300,7 @@ fn coverage_needs(source: &Source, table: &Table, publication: &Publication) -> 
                 list(&others),
                 show_table(&source.table)
             ),
-            format!("alter publication {quoted} set table {outbox}"),
+            format!("alter publication {quoted} set table only {outbox}"),
         ));
     }
     needs
@@ -318,6 +345,8 @@ mod tests {
             persistence: 'p',
             owner: "u".into(),
             owned: true,
+            children: Vec::new(),
+            movers: Vec::new(),
             columns: vec![
                 column("event_id", "uuid"),
                 column("aggregate_type", "text"),
@@ -409,7 +438,7 @@ mod tests {
         );
         assert_eq!(
             needs[0].remedy.as_deref(),
-            Some("alter publication \"Pub\" set table \"public\".\"outbox\"")
+            Some("alter publication \"Pub\" set table only \"public\".\"outbox\"")
         );
     }
 

@@ -143,6 +143,26 @@ pub struct Registry {
     pub rival: Option<(Registered, Option<TableName>)>,
 }
 
+impl Registry {
+    /// The row that names the slot, whatever table has it; else this table's.
+    #[must_use]
+    pub fn of_slot(&self, slot: &str) -> Option<&Registered> {
+        let rival = self.rival.as_ref().map(|(rival, _)| rival);
+        let mut rows = self.row.iter().chain(rival);
+        rows.find(|row| row.slot == slot).or(self.row.as_ref())
+    }
+
+    /// The other table that has the slot: by its present name, if it still has one.
+    #[must_use]
+    pub fn swapped(&self, slot: &str) -> Option<Option<&TableName>> {
+        if self.row.as_ref().is_some_and(|row| row.slot == slot) {
+            return None;
+        }
+        let (rival, name) = self.rival.as_ref()?;
+        (rival.slot == slot).then_some(name.as_ref())
+    }
+}
+
 /// Walsenders of the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Senders {
@@ -180,11 +200,15 @@ pub async fn look(client: &Client, source: &Source) -> Result<Seen, DbError> {
         rights(client, table),
         registry_rows(client, table, slot, publication),
     );
+    // Under a table that was swapped the leader has the lock of the old one.
+    let registered = registry.as_ref().ok().and_then(|r| r.of_slot(slot));
+    let here = found.as_ref().ok().and_then(Option::as_ref);
+    let led = registered.map_or(here.map(|table| table.oid), |row| Some(row.table_oid));
     let (publication, slots, senders, instances, commits_off, transactions) = tokio::join!(
         catalog::publication(client, publication),
         slot_view::all_slots(client),
         senders(client),
-        registry::instances(client, table),
+        registry::instances(client, led),
         commits_off(client),
         old_transactions(client),
     );

@@ -2,6 +2,7 @@
 //! Pure.
 
 use super::look::{Rights, Seen};
+use super::swap::{another_table, for_shell, still_held};
 use crate::config::{Source, TableName};
 use crate::error::DbError;
 use crate::finding::Finding;
@@ -33,14 +34,18 @@ impl SlotSeen<'_> {
         let Some(row) = &registry.row else {
             if let Some((rival, name)) = &registry.rival {
                 let oid = table.map(|table| table.oid);
-                let found = another_table(self.source, oid, rival, name.as_ref());
+                let publication = seen.publication.as_ref().ok().and_then(Option::as_ref);
+                let found = another_table(self.source, oid, publication, rival, name.as_ref());
                 return (false, vec![found]);
             }
             return (true, vec![self.without_a_row()]);
         };
         let otherwise = self.named_otherwise(row);
         if !otherwise.is_empty() {
-            return (false, otherwise);
+            let rival = registry.rival.as_ref();
+            let rival = rival.filter(|(rival, _)| rival.slot == self.source.slot);
+            let old = rival.map(|(rival, name)| still_held(self.source, rival, name.as_ref()));
+            return (false, otherwise.into_iter().chain(old).collect());
         }
         let mut findings = vec![Finding::ok(
             "registry",
@@ -153,7 +158,7 @@ impl SlotSeen<'_> {
                             "active, {holder}"
                         ))
                 ),
-                format!("use --slot {}, or leave --slot away", row.slot),
+                format!("use --slot {}", row.slot),
             ));
         }
         if row.publication != self.source.publication {
@@ -163,7 +168,10 @@ impl SlotSeen<'_> {
                     "outbox {table} is already relayed through publication {}",
                     show_ident(&row.publication)
                 ),
-                format!("use --publication {}", quote_ident(&row.publication)),
+                format!(
+                    "use --publication {}",
+                    for_shell(&show_ident(&row.publication))
+                ),
             ));
         }
         needs
@@ -312,47 +320,6 @@ pub fn start_over(row: &Registered) -> String {
         row.table_oid,
         quote_ident(&row.publication),
         quote_literal(&row.slot)
-    )
-}
-
-/// The slot or the publication belongs to another table's row: most often the table was swapped.
-#[must_use]
-pub fn another_table(
-    source: &Source,
-    table_oid: Option<u32>,
-    other: &Registered,
-    name: Option<&TableName>,
-) -> Finding {
-    let published = name.map_or_else(
-        || format!("a table that is gone (oid {})", other.table_oid),
-        |name| format!("{} (oid {})", show_table(name), other.table_oid),
-    );
-    let publication = show_ident(&other.publication);
-    let found = match table_oid {
-        Some(oid) => format!(
-            "{} is a new table (oid {oid}), not in publication {publication}; the published one is \
-             {published}, through slot {}",
-            show_table(&source.table),
-            other.slot,
-        ),
-        None => format!(
-            "slot {} and publication {publication} belong to {published}",
-            other.slot
-        ),
-    };
-    Finding::failed("registry", found, let_go(other))
-}
-
-/// How to take slot and publication from a table that is done with.
-#[must_use]
-pub fn let_go(other: &Registered) -> String {
-    format!(
-        "name another slot and publication (--slot, --publication), or, when that table is done \
-         with: select pg_drop_replication_slot({}); drop publication if exists {}; delete from \
-         walrelay.relay where table_oid = {}; then run init again",
-        quote_literal(&other.slot),
-        quote_ident(&other.publication),
-        other.table_oid
     )
 }
 

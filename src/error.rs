@@ -97,6 +97,7 @@ pub mod kafka {
     pub const UNKNOWN_TOPIC_OR_PART: KafkaCode = KafkaCode(3);
     pub const PURGE_QUEUE: KafkaCode = KafkaCode(-152);
     pub const PURGE_INFLIGHT: KafkaCode = KafkaCode(-151);
+    pub const CLUSTER_AUTHORIZATION_FAILED: KafkaCode = KafkaCode(31);
     pub const FATAL: KafkaCode = KafkaCode(-150);
     pub const UNKNOWN_TOPIC: KafkaCode = KafkaCode(-188);
     pub const UNKNOWN_PARTITION: KafkaCode = KafkaCode(-190);
@@ -145,7 +146,7 @@ pub mod kafka {
             31 => (
                 Class::Definite,
                 "CLUSTER_AUTHORIZATION_FAILED",
-                "grant this principal Write on the topics (and IdempotentWrite on brokers before 3.0)",
+                "grant this principal Write and Describe on the topics (and IdempotentWrite on the cluster, where brokers are older than 3.0)",
             ),
             3 => (
                 Class::Definite,

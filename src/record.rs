@@ -114,6 +114,40 @@ pub enum TopicState {
     },
     /// The cluster answered, and has no such topic.
     Absent,
+    /// The cluster answered, and refuses us this.
+    Denied(Right),
     /// Nobody answered, or the answer was an error: ask again.
     Unknown(String),
+}
+
+/// What an authorizer may refuse us about a topic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Right {
+    /// Where there may be no topic at all: that is not told either.
+    Use,
+    Create,
+}
+
+impl Right {
+    #[must_use]
+    pub fn refusal(self, topic: &str) -> String {
+        match self {
+            Right::Use => format!(
+                "this principal may not describe topic {topic} (TOPIC_AUTHORIZATION_FAILED)"
+            ),
+            Right::Create => {
+                format!("topic {topic} does not exist, and this principal may not create it")
+            }
+        }
+    }
+
+    #[must_use]
+    pub fn remedy(self, topic: &str) -> String {
+        match self {
+            Right::Use => format!("grant this principal Write and Describe on topic {topic}"),
+            Right::Create => {
+                format!("create {topic}, or grant this principal Create on topic {topic}")
+            }
+        }
+    }
 }

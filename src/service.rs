@@ -331,13 +331,20 @@ impl Service {
             self.is_batch_shrunk = false;
             self.publisher.start_rebuild();
         }
+        if is_idle && self.publisher.wants_another() {
+            self.publisher.start_rebuild();
+        }
         if self.publisher.rebuild_turn(now).is_some() {
             self.vitals.progress.reconnected(Peer::Kafka);
             self.machine.on_rebuilt(now);
         }
         for notice in self.publisher.client_notices() {
-            let class = error::kafka::entry(notice.code).class;
-            self.vitals.progress.failed(Peer::Kafka, class);
+            let entry = error::kafka::entry(notice.code);
+            self.vitals.progress.failed(Peer::Kafka, entry.class);
+            if notice.code == error::kafka::CLUSTER_AUTHORIZATION_FAILED {
+                tracing::error!("kafka: {}; remedy: {}", notice.text, entry.remedy);
+                continue;
+            }
             tracing::warn!(
                 code = notice.code.0,
                 times = notice.times,

@@ -148,7 +148,7 @@ impl Stage {
         };
         kafka::create_topic(&kafka, &topic, how)
             .await
-            .map_err(|error| no_topic(&to_kafka.brokers, &topic, &error))?;
+            .map_err(|error| no_topic(&to_kafka.brokers, &topic, &error.to_string()))?;
         let server = Server::start(&binaries).await?;
         let setting = Setting {
             postgres: binaries.version.clone(),

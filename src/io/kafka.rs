@@ -30,7 +30,7 @@ pub use mock::MockBroker;
 pub use publisher::{Publisher, Rebuilt};
 pub use reader::{Extent, Got, Reader};
 pub use settings::{MESSAGE_BYTES_MAX, Settings, check_brokers};
-pub use topics::{create_topic, lookup_topic};
+pub use topics::{NotMade, create_topic, lookup_topic};
 pub use watch::News;
 use watch::Watch;
 

@@ -131,7 +131,7 @@ impl Held {
             .filter_map(|(topic, (events, first))| {
                 Some(Absent {
                     topic: topics.name(topic).to_owned(),
-                    unanswered: topics.why_not(topic)?,
+                    why: topics.why_not(topic)?,
                     events,
                     first_event_id: first.record.event_id(),
                 })

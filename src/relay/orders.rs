@@ -7,7 +7,7 @@ use super::ledger::{Load, OpenTransaction};
 use super::mapping::Mapping;
 use crate::error::Failure;
 use crate::lsn::{Lsn, PgTimestamp, Triple};
-use crate::record::{Record, Ticket};
+use crate::record::{Record, Right, Ticket};
 use crate::wire::replication::StatusUpdate;
 
 /// Limits and deadlines.
@@ -131,6 +131,10 @@ pub enum Notice {
         /// The first event that waits for it.
         event_id: Option<String>,
     },
+    TopicDenied {
+        topic: String,
+        right: Right,
+    },
     TopicUnanswered {
         topic: String,
         why: String,
@@ -174,9 +178,9 @@ impl Notice {
     #[must_use]
     pub fn condition(&self) -> String {
         match self {
-            Notice::TopicAbsent { topic, .. } | Notice::TopicUnanswered { topic, .. } => {
-                topic.clone()
-            }
+            Notice::TopicAbsent { topic, .. }
+            | Notice::TopicDenied { topic, .. }
+            | Notice::TopicUnanswered { topic, .. } => topic.clone(),
             other => format!("{:?}", std::mem::discriminant(other)),
         }
     }
@@ -207,6 +211,7 @@ impl Notice {
             Notice::OtherHistory(_)
             | Notice::Failing(_)
             | Notice::TopicAbsent { .. }
+            | Notice::TopicDenied { .. }
             | Notice::Blocked { .. } => Severity::Error,
         }
     }
@@ -248,6 +253,12 @@ impl fmt::Display for Notice {
                     "topic {topic} does not exist, its events wait{first}; remedy: create {topic}, or run with --create-topics PARTITIONS"
                 )
             }
+            Notice::TopicDenied { topic, right } => write!(
+                f,
+                "{}, its events wait; remedy: {}",
+                right.refusal(topic),
+                right.remedy(topic)
+            ),
             Notice::TopicUnanswered { topic, why } => {
                 write!(
                     f,
@@ -259,7 +270,7 @@ impl fmt::Display for Notice {
             }
             Notice::Blocked { topics } => write!(
                 f,
-                "everything waits: too many events are held for {}; remedy: create the topic, or run with --create-topics PARTITIONS",
+                "everything waits: too many events are held for {}; remedy: create these topics, or run with --create-topics PARTITIONS, or grant this principal Write and Describe on them",
                 topics.join(", ")
             ),
             Notice::ForgedHeader { event_id } => write!(
@@ -462,8 +473,16 @@ pub enum Closed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Absent {
     pub topic: String,
-    /// Why the cluster did not answer; `None` where it has no such topic.
-    pub unanswered: Option<String>,
+    pub why: WhyNot,
     pub events: usize,
     pub first_event_id: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WhyNot {
+    /// The cluster has no such topic.
+    Absent,
+    Denied(Right),
+    /// The cluster did not answer, and why.
+    Silent(String),
 }

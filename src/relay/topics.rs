@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::Moment;
-use crate::record::TopicState;
+use super::orders::WhyNot;
+use crate::record::{Right, TopicState};
 
 /// More topics than this is a template gone wrong (an id in a topic's name), not a design.
 pub const TOPICS_MAX: usize = 10_000;
@@ -17,6 +18,7 @@ enum Known {
     Asking,
     Present,
     Absent,
+    Denied(Right),
     /// The cluster did not answer, and why.
     Silent(String),
 }
@@ -73,7 +75,7 @@ impl Topics {
         let topic = &self.list[usize::from(id)];
         match topic.known {
             Known::Present => topic.partitions,
-            Known::Asking | Known::Absent | Known::Silent(_) => None,
+            Known::Asking | Known::Absent | Known::Denied(_) | Known::Silent(_) => None,
         }
     }
 
@@ -93,6 +95,7 @@ impl Topics {
                 Known::Present
             }
             TopicState::Absent => Known::Absent,
+            TopicState::Denied(right) => Known::Denied(*right),
             TopicState::Unknown(_) if was_present => Known::Present,
             TopicState::Unknown(why) => Known::Silent(why.clone()),
         };
@@ -133,11 +136,11 @@ impl Topics {
             .min()
     }
 
-    /// Topics that the cluster says it does not have.
+    /// Topics that the cluster says it does not have, or not for us.
     pub fn absent(&self) -> impl Iterator<Item = &str> {
         self.list
             .iter()
-            .filter(|t| matches!(t.known, Known::Absent))
+            .filter(|t| matches!(t.known, Known::Absent | Known::Denied(_)))
             .map(|t| t.name.as_str())
     }
 
@@ -146,18 +149,18 @@ impl Topics {
     pub fn may_come(&self, id: u16) -> bool {
         match self.list[usize::from(id)].known {
             Known::Asking | Known::Present => true,
-            Known::Absent | Known::Silent(_) => false,
+            Known::Absent | Known::Denied(_) | Known::Silent(_) => false,
         }
     }
 
-    /// Why events wait for this topic: the cluster's silence, with its reason, or (`Some(None)`)
-    /// its word that there is none. `None` where they do not, or it has only just been asked.
+    /// Why events wait for this topic. `None` where they do not, or it has only just been asked.
     #[must_use]
-    pub fn why_not(&self, id: u16) -> Option<Option<String>> {
+    pub fn why_not(&self, id: u16) -> Option<WhyNot> {
         match &self.list[usize::from(id)].known {
             Known::Asking | Known::Present => None,
-            Known::Absent => Some(None),
-            Known::Silent(why) => Some(Some(why.clone())),
+            Known::Absent => Some(WhyNot::Absent),
+            Known::Denied(right) => Some(WhyNot::Denied(*right)),
+            Known::Silent(why) => Some(WhyNot::Silent(why.clone())),
         }
     }
 

@@ -14,7 +14,7 @@ use crate::io::sample::{self, Holding};
 use crate::io::sql::show_table;
 use crate::record::Report;
 use crate::relay::machine::Machine;
-use crate::relay::orders::{Closed, Ill, Leadership, Seek};
+use crate::relay::orders::{Absent, Closed, Ill, Leadership, Seek, WhyNot};
 use crate::telemetry::health::{
     self, Board, Brokers, Facts, Identity, Kafka, Lead, Now, Stream, Trouble, Waiting,
 };
@@ -109,21 +109,15 @@ impl Vitals {
             stuck_event: standing.stuck_event.map(trouble),
             kafka: Kafka {
                 trouble: complaint.map(|(what, remedy)| Trouble { what, remedy }),
-                refused: standing.refused.map(trouble),
+                refused: publisher
+                    .denied()
+                    .map(|(what, remedy)| Trouble { what, remedy })
+                    .or(standing.refused.map(trouble)),
                 silent_since: standing.silent.and_then(|silent| wall.checked_sub(silent)),
                 brokers: self.brokers,
                 has_answered: publisher.is_well() || self.progress.delivered_so_far() > 0,
             },
-            topics: machine
-                .absent_topics()
-                .into_iter()
-                .map(|absent| Waiting {
-                    topic: absent.topic,
-                    unanswered: absent.unanswered,
-                    events: absent.events,
-                    first_event_id: absent.first_event_id,
-                })
-                .collect(),
+            topics: machine.absent_topics().into_iter().map(waiting).collect(),
             is_full: standing.is_full,
             in_flight,
             held,
@@ -273,6 +267,25 @@ fn stream(closed: Option<Closed>) -> Stream {
         Some(Closed::Opening) => Stream::Opening,
         Some(Closed::UntilKafkaAnswers) => Stream::WaitsForKafka,
         Some(Closed::Because(why)) => Stream::Closed(why),
+    }
+}
+
+fn waiting(absent: Absent) -> Waiting {
+    let (denied, unanswered) = match absent.why {
+        WhyNot::Absent => (None, None),
+        WhyNot::Denied(right) => {
+            let what = right.refusal(&absent.topic);
+            let remedy = right.remedy(&absent.topic);
+            (Some(Trouble { what, remedy }), None)
+        }
+        WhyNot::Silent(why) => (None, Some(why)),
+    };
+    Waiting {
+        topic: absent.topic,
+        unanswered,
+        denied,
+        events: absent.events,
+        first_event_id: absent.first_event_id,
     }
 }
 

@@ -16,7 +16,7 @@ use crate::io::sample::{self, Sample};
 use crate::io::side::Side;
 use crate::io::slot::Slot;
 use crate::io::{connect, kafka};
-use crate::record::TopicState;
+use crate::record::{Right, TopicState};
 use crate::relay::ledger::OpenTransaction;
 use crate::relay::orders::{Halted, Led, OpenError, Opened, Probed, Seek, Stop};
 
@@ -495,6 +495,7 @@ pub async fn lookup(around: Arc<Surroundings>, name: String) -> Done {
                 );
                 state = kafka::lookup_topic(&around.kafka, &name).await;
             }
+            Err(kafka::NotMade::NoRight) => state = TopicState::Denied(Right::Create),
             Err(error) => state = TopicState::Unknown(format!("it cannot be created: {error}")),
         }
     }

@@ -112,7 +112,7 @@ pub struct Now {
 }
 
 /// Something that is wrong, and what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trouble {
     pub what: String,
     pub remedy: String,
@@ -185,8 +185,10 @@ pub struct Brokers {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
     pub topic: String,
-    /// Why the cluster says nothing; `None` where it says that there is no such topic.
+    /// Why the cluster says nothing; `None` where it has answered.
     pub unanswered: Option<String>,
+    /// The cluster refuses it to us; without this and `unanswered` there is no such topic.
+    pub denied: Option<Trouble>,
     pub events: usize,
     pub first_event_id: String,
 }

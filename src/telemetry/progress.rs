@@ -590,6 +590,7 @@ mod tests {
         health.progress.waiting = vec![Waiting {
             topic: "orders".to_owned(),
             unanswered: None,
+            denied: None,
             events: 3,
             first_event_id: "id".to_owned(),
         }];

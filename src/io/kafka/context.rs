@@ -17,6 +17,7 @@ use tracing::{debug, warn};
 use super::code_of;
 use super::properties::Secrets;
 use super::token::TokenSource;
+use crate::error::kafka;
 use crate::record::{KafkaCode, Report, Ticket};
 
 /// Different notices that are kept between two looks; later ones are dropped, the first say it.
@@ -178,12 +179,12 @@ impl ClientContext for Inbox {
             | RDKafkaLogLevel::Warning => true,
             RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info | RDKafkaLogLevel::Debug => false,
         };
-        // A lost connection comes as a notice too, and the service words it with a remedy.
+        // A lost connection, and a producer's end, come as notices too, and the service words it with a remedy.
         // And that gapless guarantees are experimental is no news to an operator, who cannot choose.
         // Nor is a broker that needs a moment for the producer's id: it is asked again.
         let is_known = facility == "GETPID"
             || facility == "CONFWARN" && line.contains("enable.gapless.guarantee");
-        if !loud || is_known || matches!(facility, "FAIL" | "ERROR") {
+        if !loud || is_known || matches!(facility, "FAIL" | "ERROR" | "FATAL") {
             debug!(target: "librdkafka", facility, "{line}");
         } else if let Some(left_out) = self.log_slot() {
             if left_out > 0 {
@@ -194,12 +195,16 @@ impl ClientContext for Inbox {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        let code = code_of(&error);
+        let mut code = code_of(&error);
         if code == GAPLESS_GUARANTEE {
             return;
         }
         let reason = self.secrets.hide(reason);
         let text = without_counters(&reason);
+        // The producer's end, whose code says nothing; the words name its cause.
+        if code == kafka::FATAL && text.contains("Cluster authorization failed") {
+            code = kafka::CLUSTER_AUTHORIZATION_FAILED;
+        }
         let mut notices = lock(&self.notices);
         if let Some(known) = notices
             .iter_mut()

@@ -25,6 +25,12 @@ const SAID_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// More different texts than this, and the oldest are forgotten all together.
 const SAID_MAX: usize = 64;
 
+/// A producer that was refused for want of a right is dead: the next one shows whether it was
+/// granted.
+const DENIED_AGAIN_AFTER: Duration = Duration::from_secs(10);
+/// Two producers that are not refused say that it was.
+const DENIED_FOR: Duration = Duration::from_secs(25);
+
 const TOPIC_EXCEPTION: KafkaCode = KafkaCode(17);
 
 /// ```text
@@ -62,6 +68,10 @@ pub struct Publisher {
     state: State,
     late: bool,
     watch: Watch,
+    /// What a producer was refused as a whole, and when.
+    denied: Option<(ClientNotice, Instant)>,
+    /// When the producer was made.
+    made_at: Instant,
     /// What the producer logs in with.
     login: Option<(String, String)>,
 }
@@ -85,6 +95,8 @@ impl Publisher {
             state: State::Sending,
             late: false,
             watch: Watch::default(),
+            denied: None,
+            made_at: Instant::now(),
             login: settings.login(),
         })
     }
@@ -185,6 +197,7 @@ impl Publisher {
             Ok(producer) => {
                 self.login = self.settings.login();
                 self.producer = Some(producer);
+                self.made_at = Instant::now();
                 self.state = State::Sending;
                 Some(Rebuilt {
                     late: std::mem::take(&mut self.late),
@@ -216,6 +229,10 @@ impl Publisher {
         }
         let now = Instant::now();
         let mut notices = std::mem::take(&mut self.notices);
+        let denial = |notice: &&ClientNotice| notice.code == kafka::CLUSTER_AUTHORIZATION_FAILED;
+        if let Some(notice) = notices.iter().find(denial) {
+            self.denied = Some((notice.clone(), now));
+        }
         notices.retain(|notice| self.is_due(&notice.text, now));
         notices
     }
@@ -230,6 +247,21 @@ impl Publisher {
             self.said.insert(text.to_owned(), now);
         }
         is_due
+    }
+
+    /// What the cluster refuses this principal as a whole, and what to do about it.
+    #[must_use]
+    pub fn denied(&self) -> Option<(String, String)> {
+        let (notice, _) = self.denied.as_ref()?;
+        let what = format!("this principal may not produce: {}", notice.text);
+        Some((what, kafka::entry(notice.code).remedy.to_owned()))
+    }
+
+    /// Is another producer to show whether the right was granted meanwhile?
+    pub fn wants_another(&mut self) -> bool {
+        let now = Instant::now();
+        self.denied.take_if(|(_, at)| now - *at >= DENIED_FOR);
+        self.denied.is_some() && now - self.made_at >= DENIED_AGAIN_AFTER
     }
 
     /// Something hints that not all is well with the cluster.
@@ -302,6 +334,9 @@ impl Publisher {
         }
         let mut fresh = producer.client().context().reports();
         let failed = fresh.iter().any(|report| report.result.is_err());
+        if self.denied.is_some() && fresh.iter().any(|report| report.result.is_ok()) {
+            self.denied = None;
+        }
         self.ready.append(&mut fresh);
         drop(fresh);
         if failed {

@@ -2,6 +2,7 @@
 //! for the cluster.
 
 use std::ffi::CString;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use super::native::admin::{Answer, Questions};
 use super::{ClientNotice, Settings, native};
 use crate::config::CreateTopics;
 use crate::error::Failure;
-use crate::record::TopicState;
+use crate::record::{Right, TopicState};
 
 /// For one request; an answer takes milliseconds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -169,6 +170,8 @@ fn ask(lookup: &Lookup, asker: &Asker, topic: &str) -> TopicState {
         Some(error) => {
             return match RDKafkaErrorCode::from(error) {
                 RDKafkaErrorCode::UnknownTopicOrPartition => TopicState::Absent,
+                RDKafkaErrorCode::TopicAuthorizationFailed
+                | RDKafkaErrorCode::ClusterAuthorizationFailed => TopicState::Denied(Right::Use),
                 code => TopicState::Unknown(code.to_string()),
             };
         }
@@ -207,6 +210,28 @@ fn max_message_bytes(asker: &Asker, topic: &str) -> Option<usize> {
     value.parse().ok()
 }
 
+/// Why a topic was not made.
+#[derive(Debug, PartialEq, Eq)]
+pub enum NotMade {
+    NoRight,
+    Because(String),
+}
+
+impl From<String> for NotMade {
+    fn from(why: String) -> Self {
+        NotMade::Because(why)
+    }
+}
+
+impl fmt::Display for NotMade {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotMade::NoRight => write!(f, "this principal may not create it"),
+            NotMade::Because(why) => write!(f, "{why}"),
+        }
+    }
+}
+
 /// Makes a topic; one that exists is left as it is.
 ///
 /// # Errors
@@ -215,39 +240,49 @@ pub async fn create_topic(
     settings: &Settings,
     topic: &str,
     how: CreateTopics,
-) -> Result<(), String> {
+) -> Result<(), NotMade> {
     if let Some(mock) = settings.mock() {
-        return mock.create_topic_with(topic, how.partitions);
+        return Ok(mock.create_topic_with(topic, how.partitions)?);
     }
     let settings = settings.clone();
     let topic = topic.to_owned();
-    let made = tokio::task::spawn_blocking(move || {
-        let recipe = settings
-            .asking()
-            .map_err(|failure| failure.causes.join("; "))?;
-        let admin: AdminClient<Inbox> = recipe
-            .config
-            .create_with_context(recipe.context)
-            .map_err(|error| error.to_string())?;
-        // Nobody polls this client where a token would be asked for.
-        if let Some(tokens) = settings.token() {
-            native::set_token(admin.inner(), &tokens.token()?)?;
-        }
-        // -1: the cluster's default.
-        let replication = TopicReplication::Fixed(how.replication.unwrap_or(-1));
-        let new = [NewTopic::new(&topic, how.partitions, replication)];
-        let options = AdminOptions::new()
-            .request_timeout(Some(ANSWER_WITHIN))
-            .operation_timeout(Some(ANSWER_WITHIN));
-        let answer = admin.create_topics(&new, &options);
-        let answer = tokio::runtime::Handle::current()
-            .block_on(answer)
-            .map_err(|error| error.to_string())?;
-        match answer.into_iter().next() {
-            Some(Ok(_)) | Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => Ok(()),
-            Some(Err((_, code))) => Err(code.to_string()),
-            None => Err("the cluster's answer does not name the topic".into()),
-        }
-    });
-    made.await.unwrap_or_else(|error| Err(error.to_string()))
+    let made = tokio::task::spawn_blocking(move || create(&settings, &topic, how));
+    made.await
+        .unwrap_or_else(|error| Err(error.to_string().into()))
+}
+
+fn create(settings: &Settings, topic: &str, how: CreateTopics) -> Result<(), NotMade> {
+    let recipe = settings
+        .asking()
+        .map_err(|failure| failure.causes.join("; "))?;
+    let admin: AdminClient<Inbox> = recipe
+        .config
+        .create_with_context(recipe.context)
+        .map_err(|error| error.to_string())?;
+    // Nobody polls this client where a token would be asked for.
+    if let Some(tokens) = settings.token() {
+        native::set_token(admin.inner(), &tokens.token()?)?;
+    }
+    // -1: the cluster's default.
+    let replication = TopicReplication::Fixed(how.replication.unwrap_or(-1));
+    let new = [NewTopic::new(topic, how.partitions, replication)];
+    let options = AdminOptions::new()
+        .request_timeout(Some(ANSWER_WITHIN))
+        .operation_timeout(Some(ANSWER_WITHIN));
+    let answer = admin.create_topics(&new, &options);
+    let answer = tokio::runtime::Handle::current()
+        .block_on(answer)
+        .map_err(|error| error.to_string())?;
+    match answer.into_iter().next() {
+        Some(Ok(_)) | Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => Ok(()),
+        Some(Err((
+            _,
+            RDKafkaErrorCode::TopicAuthorizationFailed
+            | RDKafkaErrorCode::ClusterAuthorizationFailed,
+        ))) => Err(NotMade::NoRight),
+        Some(Err((_, code))) => Err(code.to_string().into()),
+        None => Err("the cluster's answer does not name the topic"
+            .to_owned()
+            .into()),
+    }
 }

@@ -259,6 +259,13 @@ impl Machine {
                 };
                 self.remind(notice, now);
             }
+            TopicState::Denied(right) => self.remind(
+                Notice::TopicDenied {
+                    topic: name.to_owned(),
+                    right: *right,
+                },
+                now,
+            ),
             TopicState::Unknown(why) => self.remind(
                 Notice::TopicUnanswered {
                     topic: name.to_owned(),

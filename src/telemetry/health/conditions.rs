@@ -252,9 +252,10 @@ fn topics(e: &Evidence) -> Verdict {
         1 => format!("event {} waits", first.first_event_id),
         n => format!("{n} events wait, the first is {}", first.first_event_id),
     };
-    let mut what = match &first.unanswered {
-        None => format!("topic {topic} does not exist: {events}"),
-        Some(why) => format!("topic {topic} cannot be used yet ({why}): {events}"),
+    let mut what = match (&first.denied, &first.unanswered) {
+        (Some(denied), _) => format!("{}: {events}", denied.what),
+        (None, None) => format!("topic {topic} does not exist: {events}"),
+        (None, Some(why)) => format!("topic {topic} cannot be used yet ({why}): {events}"),
     };
     if waiting.len() > 1 {
         let others: Vec<&str> = waiting
@@ -268,9 +269,10 @@ fn topics(e: &Evidence) -> Verdict {
     if e.facts.is_full {
         what.push_str("; so many wait that everything else does too");
     }
-    let remedy = match first.unanswered {
-        None => format!("create {topic}, or run with --create-topics PARTITIONS"),
-        Some(_) => "it is asked for again every 2 s; see the condition kafka".to_owned(),
+    let remedy = match (&first.denied, &first.unanswered) {
+        (Some(denied), _) => denied.remedy.clone(),
+        (None, None) => format!("create {topic}, or run with --create-topics PARTITIONS"),
+        (None, Some(_)) => "it is asked for again every 2 s; see the condition kafka".to_owned(),
     };
     Verdict::fails(what, remedy)
 }

@@ -255,6 +255,7 @@ fn a_missing_topic_is_named_with_what_waits_for_it() {
     let waiting = |topic: &str, unanswered: Option<&str>| Waiting {
         topic: topic.into(),
         unanswered: unanswered.map(str::to_owned),
+        denied: None,
         events: 3,
         first_event_id: "id-1".into(),
     };
@@ -269,6 +270,22 @@ fn a_missing_topic_is_named_with_what_waits_for_it() {
         "topic b does not exist: 3 events wait, the first is id-1; events also wait for a"
     );
     assert!(topics.remedy.expect("a remedy").contains("--create-topics"));
+
+    let mut denied = waiting("b", None);
+    denied.denied = Some(Trouble {
+        what: "not for us".into(),
+        remedy: "grant it".into(),
+    });
+    let facts = Facts {
+        topics: vec![waiting("a", Some("timed out")), denied],
+        ..well()
+    };
+    let topics = condition(&turned(facts, 5).report(0, at(5)), "topics");
+    assert!(
+        topics.what.starts_with("not for us: 3 events wait"),
+        "{topics:?}"
+    );
+    assert_eq!(topics.remedy.as_deref(), Some("grant it"));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::address::{Address, Unreachable};
 use super::ask::{Heard, address_of};
 use crate::config::CreateTopics;
 use crate::finding::Finding;
+use crate::record::Right;
 
 /// Kafka's own default of `max.message.bytes`: what an event of a mebibyte needs.
 const MESSAGE_BYTES_USUAL: u64 = 1_048_588;
@@ -19,8 +20,6 @@ const PARTITIONS_NAMED_MAX: usize = 5;
 const UNKNOWN_TOPIC: i32 = 3;
 const INVALID_TOPIC: i32 = 17;
 const TOPIC_AUTHORIZATION_FAILED: i32 = 29;
-
-const GRANT: &str = "grant this principal Write and Describe on the topic";
 
 /// What puts a failed finding right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +64,8 @@ pub fn no_token(why: &str) -> Said {
     Finding::failed("kafka token", why, TOKEN).into()
 }
 
-const TOKEN: &str = "look at --kafka-token-command: it is to print a token on its standard output \
-                     and end with 0, within ten seconds";
+const TOKEN: &str = "run what --kafka-token-command says by hand: it is to print a token on its \
+                     standard output and end with 0, within ten seconds";
 
 /// None of the brokers that the operator named can be reached.
 pub fn nobody(bootstrap: &[Probed]) -> Said {
@@ -275,8 +274,8 @@ fn not_there(name: &str, refusal: &Refusal, create: Option<CreateTopics>) -> Sai
         },
         (TOPIC_AUTHORIZATION_FAILED, _) => Said::definite(Finding::failed(
             subject,
-            format!("topic {name} may not be described (TOPIC_AUTHORIZATION_FAILED)"),
-            GRANT,
+            Right::Use.refusal(name),
+            Right::Use.remedy(name),
         )),
         (INVALID_TOPIC, _) => Finding::failed(
             subject,
@@ -295,7 +294,7 @@ fn present(name: &str, topic: &Topic) -> Vec<Said> {
         Some(rights) if !rights.write => said.push(Said::definite(Finding::failed(
             &*subject,
             format!("topic {name} may not be written by this principal"),
-            GRANT,
+            Right::Use.remedy(name),
         ))),
         Some(_) | None => {
             let count = topic.partitions.len();

@@ -9,6 +9,7 @@ comment on schema walrelay is 'State of walrelay, the outbox relay: made by `wal
 -- The registry: one row an outbox table.
 create table walrelay.relay (
   table_oid         oid         primary key,           -- publications follow the oid, not the name
+  table_name        text        not null,              -- what it was called then: a swap is told from a second table by it
   slot_name         text        not null unique,
   publication       text        not null unique,
   system_identifier text,                              -- the cluster that the slot was made in

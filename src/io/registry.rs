@@ -26,6 +26,8 @@ const INSTANCE_CLASS: i32 = i32::from_be_bytes(*b"wals");
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registered {
     pub table_oid: u32,
+    /// What the table was called when it was registered, as `show_table` has it.
+    pub table_name: String,
     pub slot: String,
     pub publication: String,
     /// `None` until the first slot was made.
@@ -182,7 +184,7 @@ async fn select(
         "select table_oid, slot_name, publication, system_identifier, timeline, slot_generation, \
          consistent_point, leader, stop_commit_lsn, stop_xid, stop_commit_time, stop_reported, \
          stop_complete, halted_event, halted_reason, halted_generation, intent is not null, \
-         intent->>'existing', made_table, stop_open::text \
+         intent->>'existing', made_table, stop_open::text, table_name \
          from walrelay.relay where {condition}"
     );
     let rows = client.query(&sql, params).await.map_err(|e| db_error(&e))?;
@@ -204,6 +206,7 @@ fn registered(row: &Row) -> Result<Registered, DbError> {
     };
     Ok(Registered {
         table_oid: get(row, 0)?,
+        table_name: get(row, 20)?,
         slot: get(row, 1)?,
         publication: get(row, 2)?,
         system_identifier: get(row, 3)?,

@@ -444,21 +444,45 @@ fn a_second_relay_needs_names_of_its_own() {
     // Another slot on the same table.
     stage.source_args = vec!["--slot".to_owned(), format!("{first}_b")];
     let through = format!("already relayed through slot {first}");
+    let names = format!("remedy: use --slot {first} --publication walrelay");
     let check = |stage: &Stage<'_>, more: &[&str]| {
         let url = stage.db.url();
         let args = [&["check", "--database-url", &url], more].concat();
         run_to_end(&args, &[], MINUTE)
     };
     let other = format!("{first}_b");
-    says(&check(&stage, &["--slot", &other]), 3, &[&through]);
-    // The same slot for another table.
+    says(&check(&stage, &["--slot", &other]), 3, &[&through, &names]);
+    // The same slot for another table, with its publication and without.
     sql.run("create table second (like outbox including all)");
-    let ended = check(&stage, &["--slot", &first, "--table", "second"]);
-    says(
-        &ended,
-        3,
-        &["public.second is a new table", "public.outbox"],
-    );
+    for (publication, held) in [
+        (
+            "walrelay",
+            "and publication walrelay are those of public.outbox",
+        ),
+        ("second", "is that of public.outbox"),
+    ] {
+        for command in ["init", "check"] {
+            let url = stage.db.url();
+            let args = ["--table", "second", "--publication", publication];
+            let args = [
+                &[command, "--database-url", &url, "--slot", &first],
+                &args[..],
+            ]
+            .concat();
+            let ended = run_to_end(&args, &[], MINUTE);
+            let held = format!("slot {first} {held}");
+            says(
+                &ended,
+                3,
+                &[
+                    &held,
+                    "give public.second a slot and a publication of its own",
+                ],
+            );
+            // The first one's are nobody's to drop.
+            assert!(!ended.stderr.contains("drop"), "{}", ended.stderr);
+        }
+    }
     // And the same publication.
     let ended = check(&stage, &["--slot", &other, "--table", "second"]);
     says(
@@ -480,6 +504,10 @@ fn a_second_relay_needs_names_of_its_own() {
     run_to_end(&init, &[], MINUTE).expect_code(0);
     check(&stage, &own).expect_code(0);
     check(&stage, &["--slot", &first]).expect_code(0);
+    let ended = check(&stage, &["--table", "second", "--slot", &first]);
+    let names = format!("remedy: use --slot {other} --publication second");
+    says(&ended, 3, &[&names]);
+    assert!(!ended.stderr.contains("drop"), "{}", ended.stderr);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The files of `migrations/`, with the operator's names in them.
 
 use crate::config::{Source, TableName};
-use crate::io::sql::{quote_ident, quote_literal, quote_table};
+use crate::io::sql::{quote_ident, quote_literal, quote_table, show_table};
 
 const OUTBOX: &str = include_str!("../../../migrations/0001_outbox.sql");
 const FUNCTIONS: &str = include_str!("../../../migrations/0002_functions.sql");
@@ -70,10 +70,11 @@ pub fn intent(source: &Source, made_table: bool, existing: Option<&str>) -> Stri
     let existing = existing.map_or("null".to_owned(), quote_literal);
     format!(
         "-- What is about to be made, so that a crash in between can be put right.\n\
-         insert into walrelay.relay (table_oid, slot_name, publication, made_table, intent)\n\
-         values ({}::regclass, {}, {}, {made_table},\n  \
+         insert into walrelay.relay (table_oid, table_name, slot_name, publication, made_table, intent)\n\
+         values ({}::regclass, {}, {}, {}, {made_table},\n  \
          jsonb_build_object('action', 'init', 'existing', {existing}::text, 'since', now()));\n",
         quote_literal(&quote_table(&source.table)),
+        quote_literal(&show_table(&source.table)),
         quote_literal(&source.slot),
         quote_literal(&source.publication),
     )

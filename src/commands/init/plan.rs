@@ -668,6 +668,7 @@ mod tests {
     fn intent() -> Registered {
         Registered {
             table_oid: 7,
+            table_name: "public.outbox".into(),
             slot: "walrelay".into(),
             publication: "walrelay".into(),
             system_identifier: None,

@@ -44,7 +44,7 @@ impl SlotSeen<'_> {
         if !otherwise.is_empty() {
             let rival = registry.rival.as_ref();
             let rival = rival.filter(|(rival, _)| rival.slot == self.source.slot);
-            let old = rival.map(|(rival, name)| still_held(self.source, rival, name.as_ref()));
+            let old = rival.and_then(|(rival, name)| still_held(self.source, rival, name.as_ref()));
             return (false, otherwise.into_iter().chain(old).collect());
         }
         let mut findings = vec![Finding::ok(
@@ -146,6 +146,11 @@ impl SlotSeen<'_> {
     pub fn named_otherwise(&self, row: &Registered) -> Vec<Finding> {
         let mut needs = Vec::new();
         let table = show_table(&self.source.table);
+        let names = format!(
+            "use --slot {} --publication {}",
+            row.slot,
+            for_shell(&show_ident(&row.publication))
+        );
         if row.slot != self.source.slot {
             needs.push(Finding::failed(
                 "slot",
@@ -158,7 +163,7 @@ impl SlotSeen<'_> {
                             "active, {holder}"
                         ))
                 ),
-                format!("use --slot {}", row.slot),
+                names.clone(),
             ));
         }
         if row.publication != self.source.publication {
@@ -168,10 +173,7 @@ impl SlotSeen<'_> {
                     "outbox {table} is already relayed through publication {}",
                     show_ident(&row.publication)
                 ),
-                format!(
-                    "use --publication {}",
-                    for_shell(&show_ident(&row.publication))
-                ),
+                names,
             ));
         }
         needs

@@ -127,7 +127,7 @@ pub fn another_table(
         other.slot == source.slot,
         other.publication == source.publication,
     );
-    if has_slot && has_publication {
+    if has_slot && has_publication && is_swapped(source, other, name) {
         let found = match table_oid {
             Some(oid) if is_published => format!(
                 "{shown} is a new table (oid {oid}); slot {} and publication {publication} are those \
@@ -146,10 +146,13 @@ pub fn another_table(
         };
         return Finding::failed("registry", found, swap.remedy());
     }
-    let what = if has_slot {
-        format!("slot {}", other.slot)
-    } else {
-        format!("publication {publication}")
+    let what = match (has_slot, has_publication) {
+        (true, true) => format!(
+            "slot {} and publication {publication} are those",
+            other.slot
+        ),
+        (true, false) => format!("slot {} is that", other.slot),
+        (false, _) => format!("publication {publication} is that"),
     };
     let own = own_name(&source.slot, table_oid);
     let mut remedy = format!(
@@ -161,12 +164,27 @@ pub fn another_table(
             swap.let_go()
         ));
     }
-    Finding::failed("registry", format!("{what} is that of {owner}"), remedy)
+    Finding::failed("registry", format!("{what} of {owner}"), remedy)
+}
+
+/// Whether the table that is asked for took the place of the other one. Where that has its own name
+/// still, this is a second table, and nothing of the other's may go.
+fn is_swapped(source: &Source, other: &Registered, name: Option<&TableName>) -> bool {
+    name.is_none_or(|name| {
+        show_table(name) != other.table_name && show_table(&source.table) == other.table_name
+    })
 }
 
 /// The new table has names of its own by now, and the old one has still these.
 #[must_use]
-pub fn still_held(source: &Source, other: &Registered, name: Option<&TableName>) -> Finding {
+pub fn still_held(
+    source: &Source,
+    other: &Registered,
+    name: Option<&TableName>,
+) -> Option<Finding> {
+    if !is_swapped(source, other, name) {
+        return None;
+    }
     let swap = Swap {
         table: &source.table,
         table_oid: None,
@@ -177,7 +195,7 @@ pub fn still_held(source: &Source, other: &Registered, name: Option<&TableName>)
         is_published: false,
     };
     let found = format!("slot {} is that of {}", other.slot, owner(other, name));
-    Finding::failed("registry", found, swap.old_one())
+    Some(Finding::failed("registry", found, swap.old_one()))
 }
 
 fn owner(other: &Registered, name: Option<&TableName>) -> String {

@@ -17,7 +17,6 @@ use tracing::{debug, warn};
 use super::code_of;
 use super::properties::Secrets;
 use super::token::TokenSource;
-use crate::error::kafka;
 use crate::record::{KafkaCode, Report, Ticket};
 
 /// Different notices that are kept between two looks; later ones are dropped, the first say it.
@@ -195,16 +194,12 @@ impl ClientContext for Inbox {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        let mut code = code_of(&error);
+        let code = code_of(&error);
         if code == GAPLESS_GUARANTEE {
             return;
         }
         let reason = self.secrets.hide(reason);
         let text = without_counters(&reason);
-        // The producer's end, whose code says nothing; the words name its cause.
-        if code == kafka::FATAL && text.contains("Cluster authorization failed") {
-            code = kafka::CLUSTER_AUTHORIZATION_FAILED;
-        }
         let mut notices = lock(&self.notices);
         if let Some(known) = notices
             .iter_mut()

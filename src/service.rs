@@ -305,6 +305,10 @@ impl Service {
         }
     }
 
+    fn stream_error(&self, error: &DbError) -> StreamEnd {
+        words::stream_error(error, &self.surroundings.source, self.surroundings.oid())
+    }
+
     fn stream_ended(&mut self, end: StreamEnd, now: Moment) {
         self.vitals.postgres_failed(match &end {
             StreamEnd::Lost(_) => Class::Transient,
@@ -418,7 +422,7 @@ impl Service {
                     self.stream_ended(end, now);
                 }
                 Ok(Some(Frame::Error(error))) => {
-                    let end = words::stream_error(&error, &self.surroundings.source);
+                    let end = self.stream_error(&error);
                     self.stream_ended(end, now);
                 }
                 Err(SlotError::FrameTooLarge { length }) => {
@@ -427,7 +431,7 @@ impl Service {
                         .on_huge_row(words::frame_too_large(length, lsn), now);
                 }
                 Err(SlotError::Db(error)) => {
-                    let end = words::stream_error(&error, &self.surroundings.source);
+                    let end = self.stream_error(&error);
                     self.stream_ended(end, now);
                 }
             }
@@ -445,7 +449,7 @@ impl Service {
     ) {
         if sqlstate == "55000" {
             let source = &self.surroundings.source;
-            let failure = words::rows_skipped(message, detail, source);
+            let failure = words::rows_skipped(message, detail, source, self.surroundings.oid());
             self.machine.on_rows_skipped(failure, now);
         } else {
             tracing::warn!(sqlstate, "the server says: {message}");

@@ -16,10 +16,12 @@ use super::report::{self, Entry, Screen};
 use crate::config::{Http, StatusConfig, TableName};
 use crate::error::{DbError, Exit, Failure};
 use crate::finding::{self, Group};
+use crate::io::connect;
+use crate::io::fetch::{self, NoAnswer};
 use crate::io::preflight::{self, Answer, Seen};
 use crate::io::side::Side;
 use crate::io::standing::{self, Waiting};
-use crate::io::{connect, fetch};
+
 use crate::telemetry::health::Health;
 
 /// The group of what the surroundings lack.
@@ -89,7 +91,7 @@ enum Relay {
     NotAsked,
     Silent {
         address: SocketAddr,
-        why: String,
+        why: NoAnswer,
     },
     Says {
         address: SocketAddr,
@@ -133,7 +135,7 @@ async fn ask(http: Http) -> Relay {
         },
         Err(_) => Relay::Silent {
             address,
-            why: "what answers there is no walrelay of this version".to_owned(),
+            why: NoAnswer::Away("what answers there is no walrelay of this version".to_owned()),
         },
     }
 }

@@ -14,21 +14,38 @@ use tokio::net::TcpStream;
 /// More than any answer of ours.
 const BODY_BYTES_MAX: usize = 1 << 20;
 
-/// The body of an answer, whatever its status. Takes `within` at most.
+/// Why there is no answer, for a person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoAnswer {
+    /// Nobody is there, or what is there does not speak HTTP.
+    Away(String),
+    /// The connection is taken, and then nothing comes.
+    Hangs(String),
+}
+
+/// The body of an answer, whatever its status. Takes `within` at most, once to connect and once to
+/// be answered.
 ///
 /// # Errors
-/// Why there is none, for a person.
-pub async fn get(address: SocketAddr, path: &str, within: Duration) -> Result<Vec<u8>, String> {
-    match tokio::time::timeout(within, exchange(address, path)).await {
-        Ok(done) => done,
-        Err(_) => Err(format!("no answer within {} s", within.as_secs())),
+/// There is none.
+pub async fn get(address: SocketAddr, path: &str, within: Duration) -> Result<Vec<u8>, NoAnswer> {
+    let stream = match tokio::time::timeout(within, TcpStream::connect(address)).await {
+        Ok(connected) => connected.map_err(|error| NoAnswer::Away(error.to_string()))?,
+        Err(_) => {
+            let why = format!("no connection within {} s", within.as_secs());
+            return Err(NoAnswer::Away(why));
+        }
+    };
+    match tokio::time::timeout(within, exchange(stream, address, path)).await {
+        Ok(done) => done.map_err(NoAnswer::Away),
+        Err(_) => Err(NoAnswer::Hangs(format!(
+            "the connection is taken, and no answer comes within {} s",
+            within.as_secs()
+        ))),
     }
 }
 
-async fn exchange(address: SocketAddr, path: &str) -> Result<Vec<u8>, String> {
-    let stream = TcpStream::connect(address)
-        .await
-        .map_err(|error| error.to_string())?;
+async fn exchange(stream: TcpStream, address: SocketAddr, path: &str) -> Result<Vec<u8>, String> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|error| error.to_string())?;

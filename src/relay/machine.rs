@@ -445,12 +445,3 @@ impl Machine {
         std::mem::take(&mut self.deliveries)
     }
 }
-
-fn moved_slot(confirmed: Lsn, reported: Lsn) -> Failure {
-    Failure::halted(
-        format!(
-            "the slot's confirmed_flush_lsn is {confirmed}, above {reported}, the highest position that was ever reported: somebody advanced or re-created the slot, events in between were never streamed"
-        ),
-        "find out who moved the slot (a relay whose role may not write schema walrelay does, and then nothing is missing: set consistent_point in walrelay.relay to the slot's position and start again); else publish what is missing from the table, then `walrelay init` again after the registry row and the slot are dropped",
-    )
-}

@@ -44,6 +44,12 @@ pub struct Surroundings {
     pub table_oid: AtomicU32,
 }
 
+impl Surroundings {
+    pub fn oid(&self) -> u32 {
+        self.table_oid.load(Ordering::Relaxed)
+    }
+}
+
 /// The session that holds the lock, as jobs share it.
 pub struct Link {
     client: Arc<Client>,
@@ -420,8 +426,7 @@ pub async fn probe(link: Arc<Link>, walsender: Option<i32>) -> Done {
 
 /// Over whichever session there is: a standby asks too.
 pub async fn sample(around: Arc<Surroundings>, client: Arc<Client>) -> Done {
-    let table_oid = around.table_oid.load(Ordering::Relaxed);
-    let taken = sample::take(&client, &around.source, table_oid).await;
+    let taken = sample::take(&client, &around.source, around.oid()).await;
     Done::Sampled(taken.map(Box::new))
 }
 

@@ -2,22 +2,22 @@
 
 use crate::config::Source;
 use crate::error::{DbError, Failure};
-use crate::io::connect;
+use crate::io::{connect, preflight};
 use crate::lsn::Lsn;
 use crate::relay::orders::StreamEnd;
 
 /// How an ErrorResponse ends the stream: may it be opened again?
-pub fn stream_error(error: &DbError, source: &Source) -> StreamEnd {
+pub fn stream_error(error: &DbError, source: &Source, table_oid: u32) -> StreamEnd {
     if error.heals_with_time() {
         return StreamEnd::Lost(error.to_string());
     }
     let failure = match error.sqlstate() {
-        "42704" => Failure::refused(
+        "42704" => Failure::halted(
             format!(
-                "the stream cannot pass a change made while publication {} did not exist: {error}",
+                "the stream cannot pass a change made while publication {} did not exist: {error}; rows written meanwhile are in no stream",
                 source.publication
             ),
-            "the slot must be made anew after the publication: rows written in between are only in the table",
+            begin_anew(table_oid, source),
         ),
         "55000" => Failure::halted(
             format!("slot {} can no longer be read: {error}", source.slot),
@@ -38,15 +38,22 @@ pub fn frame_too_large(length: usize, lsn: Lsn) -> Failure {
 }
 
 /// Postgres 18 goes on without the publication and only warns.
-pub fn rows_skipped(message: &str, detail: Option<&str>, source: &Source) -> Failure {
-    Failure::refused(
+pub fn rows_skipped(
+    message: &str,
+    detail: Option<&str>,
+    source: &Source,
+    table_oid: u32,
+) -> Failure {
+    Failure::halted(
         format!(
-            "the server skips rows: {message}{}; nothing is confirmed past this point",
-            detail.map(|d| format!(" ({d})")).unwrap_or_default()
-        ),
-        format!(
-            "publication {} was dropped and made again after rows had been written, which are now only in the table: publish them by other means, drop the slot, delete its row of walrelay.relay, and `walrelay init --existing leave`",
+            "the server skips rows: {message}{}; publication {} did not exist when they were written, they are in no stream; nothing is confirmed past this point",
+            detail.map(|d| format!(" ({d})")).unwrap_or_default(),
             source.publication
         ),
+        begin_anew(table_oid, source),
     )
+}
+
+fn begin_anew(table_oid: u32, source: &Source) -> String {
+    preflight::begin_anew(table_oid, &source.publication, &source.slot)
 }

@@ -115,6 +115,47 @@ fn a_slot_that_somebody_advanced_after_a_clean_stop_is_a_gap() {
     sql.run(&format!(
         "select pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
     ));
-    says(&stage.run_to_end(), 4, &["confirmed_flush_lsn"]);
+    let words = ["confirmed_flush_lsn", "in no stream", "to go on from where"];
+    stage.refused_by_both(4, &words);
+    says(&stage.status(&["--http", "off"]), 4, &words);
     assert_eq!(stage.broker.count(&stage.topic("t")), 1);
+    // What it says to do does it.
+    let said = stage.run_to_end().stderr;
+    sql.run(between(&said, "where the slot is: ", "; then start again"));
+    stage.check(&[]).expect_code(0);
+    ins();
+    let mut relay = stage.run();
+    stage.records(2);
+    relay.stop();
+}
+
+#[test]
+fn a_slot_that_was_made_anew_by_hand_is_a_gap_even_before_a_relay_ran() {
+    let stage = Stage::shared(Pg::V17);
+    let sql = stage.init();
+    stage.check(&[]).expect_code(0);
+    let slot = stage.db.slot();
+    sql.run(&format!("select pg_drop_replication_slot('{slot}')"));
+    sql.run(&format!(
+        "insert into outbox (event_id, aggregate_type, aggregate_id, event_type, payload)
+         values (gen_random_uuid(), 't', 'k', 'e', '{{}}');
+         select pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+    ));
+    stage.refused_by_both(4, &["re-created the slot"]);
+    says(
+        &stage.status(&["--http", "off"]),
+        4,
+        &["re-created the slot"],
+    );
+}
+
+/// What stands between two phrases of a message.
+#[track_caller]
+fn between<'a>(text: &'a str, before: &str, after: &str) -> &'a str {
+    let found = text
+        .split_once(before)
+        .and_then(|(_, rest)| rest.split_once(after));
+    found
+        .unwrap_or_else(|| panic!("no {before:?} … {after:?} in {text}"))
+        .0
 }

@@ -286,3 +286,24 @@ fn an_event_that_stopped_the_relay_is_4_with_its_id() {
         "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a12"
     );
 }
+
+#[test]
+fn a_relay_that_takes_the_connection_and_never_answers_is_3() {
+    let (stage, address) = with_http(Pg::V17);
+    let sql = stage.init();
+    let mut relay = stage.run();
+    insert(&sql, "placed", 1);
+    stage.records(1);
+    eventually(MINUTE, "it is well", || {
+        (stage.status(&["--http", &address]).code == 0).then_some(())
+    });
+    relay.freeze();
+    let ended = stage.status(&["--json", "--http", &address]);
+    says(&ended, 3, &["hangs", "restart it"]);
+    Said::of(&ended).expect("process", "failed", &["no answer comes within"]);
+    relay.thaw();
+    eventually(MINUTE, "it is well again", || {
+        (stage.status(&["--http", &address]).code == 0).then_some(())
+    });
+    relay.stop();
+}

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::{Base, Facts, Relay, unreachable};
 use crate::config::StatusConfig;
 use crate::finding::{Finding, Group, State};
+use crate::io::fetch::NoAnswer;
 use crate::io::preflight::{self, Seen, described, size, span};
 use crate::io::registry::{Instance, Registered};
 use crate::io::slot_view::SlotLine;
@@ -14,6 +15,9 @@ use crate::io::sql::show_table;
 use crate::io::standing::Waiting;
 use crate::lsn::PgTimestamp;
 use crate::telemetry::health::{Condition, Health};
+
+/// Undelivered rows that are older need an explanation.
+const OVERDUE: Duration = Duration::from_secs(30);
 
 /// For a program; null is not known.
 #[derive(Default, Serialize)]
@@ -160,8 +164,43 @@ pub fn judge(config: &StatusConfig, facts: &Facts) -> Vec<Group> {
         Group::new("slot", slot(config, base)),
         Group::new(super::TROUBLE, trouble),
     ];
+    let is_told = groups
+        .iter()
+        .flat_map(|group| &group.findings)
+        .any(|finding| finding.state == State::Failed);
+    if !is_told && let Ok(Some(waiting)) = &base.waiting {
+        groups.push(Group::new(
+            "delivery",
+            overdue(waiting, base.is_at_most).into_iter().collect(),
+        ));
+    }
     groups.retain(|group| !group.findings.is_empty());
     groups
+}
+
+/// Rows that nobody else explains, and that wait for longer than a relay should need.
+fn overdue(waiting: &[Waiting], is_at_most: bool) -> Option<Finding> {
+    let age = oldest(waiting).filter(|age| *age > OVERDUE)?;
+    let subject = "overdue rows";
+    if is_at_most {
+        return Some(Finding::warning(
+            subject,
+            format!(
+                "the oldest row that may be undelivered is {} old",
+                span(age)
+            ),
+            "ask where the relay answers (--http): it knows what is delivered",
+        ));
+    }
+    Some(Finding::failed(
+        subject,
+        format!(
+            "the oldest undelivered row is {} old, and nothing else that was found explains it",
+            span(age)
+        ),
+        "ask again: where that age shrinks, the relay works off what has piled up; else look at its \
+         log, and restart it if nothing moves: nothing is lost",
+    ))
 }
 
 /// What the registry has of the slot.
@@ -299,7 +338,22 @@ fn process(config: &StatusConfig, facts: &Facts, somebody_leads: bool) -> Vec<Fi
         Relay::NotAsked => {
             return vec![Finding::unknown(subject, "not asked (--http off)")];
         }
-        Relay::Silent { address, why } => {
+        Relay::Silent {
+            address,
+            why: NoAnswer::Hangs(why),
+        } => {
+            return vec![Finding::failed(
+                subject,
+                format!("what listens at http://{address} hangs: {why}"),
+                "if it is the relay, look whether its process is stopped or starved, and restart it \
+                 if it does not come back: nothing is lost; else say with --http where the relay \
+                 listens",
+            )];
+        }
+        Relay::Silent {
+            address,
+            why: NoAnswer::Away(why),
+        } => {
             let found = format!("no answer at http://{address}: {why}");
             let hint = if somebody_leads {
                 " (--http says where the relay listens)"
@@ -623,6 +677,25 @@ mod tests {
         assert!(failed.found.contains("since 2030"), "{failed:?}");
         let event = condition(&said("event", Some(false))).expect("it is said");
         assert_eq!(event.exit, Exit::Halted);
+    }
+
+    #[test]
+    fn rows_that_wait_for_long_are_a_failure_where_it_is_known_that_they_wait() {
+        let waiting = |seconds: &[u64]| -> Vec<Waiting> {
+            let ages = seconds.iter().map(|age| Waiting {
+                event_type: None,
+                rows: 1,
+                oldest: Some(Duration::from_secs(*age)),
+            });
+            ages.collect()
+        };
+        let state = |seconds: &[u64], is_at_most| {
+            overdue(&waiting(seconds), is_at_most).map(|finding| finding.state)
+        };
+        assert_eq!(state(&[], false), None);
+        assert_eq!(state(&[3, 29], false), None);
+        assert_eq!(state(&[3, 31], false), Some(State::Failed));
+        assert_eq!(state(&[3, 31], true), Some(State::Warning));
     }
 
     #[test]

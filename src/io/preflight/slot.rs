@@ -4,7 +4,7 @@
 use super::look::{Rights, Seen};
 use super::swap::{another_table, for_shell, still_held};
 use crate::config::{Source, TableName};
-use crate::error::DbError;
+use crate::error::{DbError, moved_slot};
 use crate::finding::Finding;
 use crate::io::catalog::{Publication, Role, Table};
 use crate::io::registry::{Holder, Registered, Server, SlotState};
@@ -65,7 +65,11 @@ impl SlotSeen<'_> {
             findings.push(Finding::unknown("slot", error.to_string()));
             return (true, findings);
         }
-        let needs = self.needs_of_registered(row);
+        let mut needs = self.needs_of_registered(row);
+        if needs.is_empty() {
+            let is_writable = seen.rights.as_ref().is_ok_and(|r| r.may_write_walrelay);
+            needs.extend(self.slot_moved(row, is_writable));
+        }
         if needs.is_empty() {
             findings.push(self.in_order(seen));
         }
@@ -216,6 +220,24 @@ impl SlotSeen<'_> {
         .halted()
     }
 
+    /// The slot stands further than any relay has told it to: a gap. Judged as the relay does when
+    /// it opens the stream, and only where nobody is moving the slot at this moment.
+    #[must_use]
+    pub fn slot_moved(&self, row: &Registered, is_writable: bool) -> Option<Finding> {
+        let slot = self.slot.filter(|slot| slot.active_pid.is_none())?;
+        let confirmed = slot.confirmed_flush?;
+        let highest = match (&row.stop, &row.leader) {
+            (Some(stop), _) => stop.reported,
+            // A relay whose role may not write leaves no name, and may have moved the slot.
+            (None, None) if is_writable => row.consistent_point?,
+            (None, _) => return None,
+        };
+        (confirmed > highest).then(|| {
+            let failure = moved_slot(row.table_oid, confirmed, highest);
+            Finding::failed("slot", failure.causes.join("; "), failure.remedy).halted()
+        })
+    }
+
     /// No registry row of this table: a slot, if there is one, is somebody else's.
     #[must_use]
     pub fn without_a_row(&self) -> Finding {
@@ -313,15 +335,20 @@ impl SlotSeen<'_> {
 /// How to begin anew where what was delivered cannot be told.
 #[must_use]
 pub fn start_over(row: &Registered) -> String {
+    begin_anew(row.table_oid, &row.publication, &row.slot)
+}
+
+/// As [`start_over`], by the names.
+#[must_use]
+pub fn begin_anew(table_oid: u32, publication: &str, slot: &str) -> String {
     format!(
         "to give up what is not delivered and begin anew: delete from walrelay.relay where \
-         table_oid = {}; drop publication if exists {}; select pg_drop_replication_slot(slot_name) \
+         table_oid = {table_oid}; drop publication if exists {}; select pg_drop_replication_slot(slot_name) \
          from pg_replication_slots where slot_name = {}; then `walrelay init --existing leave` (rows that \
          are in the table then stay unpublished; write those that matter again, with the same \
          event_id consumers drop what they had)",
-        row.table_oid,
-        quote_ident(&row.publication),
-        quote_literal(&row.slot)
+        quote_ident(publication),
+        quote_literal(slot)
     )
 }
 

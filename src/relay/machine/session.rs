@@ -2,8 +2,9 @@
 
 use super::{
     Close, Exit, Failure, Feedback, Lead, Lsn, Machine, Moment, Notice, OpenError, Opened, Order,
-    OtherHistory, Producer, Purge, Reopen, Stream, StreamEnd, moved_slot,
+    OtherHistory, Producer, Purge, Reopen, Stream, StreamEnd,
 };
+use crate::error::moved_slot;
 
 impl Machine {
     pub fn on_opened(&mut self, opened: &Opened, now: Moment) {
@@ -39,7 +40,7 @@ impl Machine {
         if let Some(highest) = self.highest_reported
             && opened.confirmed_flush > highest
         {
-            let failure = moved_slot(opened.confirmed_flush, highest);
+            let failure = moved_slot(self.table_oid, opened.confirmed_flush, highest);
             self.fail(failure, None, now);
             self.advance(now);
             return;

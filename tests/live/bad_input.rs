@@ -136,10 +136,12 @@ fn a_slot_that_was_made_anew_by_hand_is_a_gap_even_before_a_relay_ran() {
     stage.check(&[]).expect_code(0);
     let slot = stage.db.slot();
     sql.run(&format!("select pg_drop_replication_slot('{slot}')"));
-    sql.run(&format!(
+    sql.run(
         "insert into outbox (event_id, aggregate_type, aggregate_id, event_type, payload)
-         values (gen_random_uuid(), 't', 'k', 'e', '{{}}');
-         select pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+         values (gen_random_uuid(), 't', 'k', 'e', '{}')",
+    );
+    sql.run(&format!(
+        "select pg_create_logical_replication_slot('{slot}', 'pgoutput')"
     ));
     stage.refused_by_both(4, &["re-created the slot"]);
     says(

@@ -204,14 +204,14 @@ fn topics_are_looked_at_with_their_settings() {
     let findings = look_as(&broker.bootstrap(), &[], &[&absent], Some(create));
     find(&findings, State::Ok, &["will be made with 6 partitions"]);
     assert!(!broker.topic_exists(&absent), "looking makes nothing");
-    // More replicas wanted than there are.
+    // More replicas wanted than there are: this Kafka takes events all the same, older ones do not.
     let starved = topic();
     broker.create_topic_with(&starved, 1, &[("min.insync.replicas", "2")]);
     let findings = look(&broker.bootstrap(), &[&starved]);
     find(
         &findings,
-        State::Failed,
-        &[&starved, "min.insync.replicas 2"],
+        State::Warning,
+        &[&starved, "min.insync.replicas 2", "Kafka before 4"],
     );
 }
 

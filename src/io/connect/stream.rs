@@ -64,7 +64,7 @@ impl Stream {
     pub fn gulp(&self) -> Gulp {
         match self {
             Stream::Unix(_) => Gulp {
-                nap: Duration::from_millis(2),
+                nap: Duration::from_micros(300),
                 enough: 32 << 10,
             },
             Stream::Tcp(tcp) if is_local(tcp) => LOCAL_GULP,

@@ -427,6 +427,22 @@ fn duration_or(given: Option<Given>, default: Duration) -> Result<Duration, Fail
     given.map_or(Ok(default), |given| values::duration(&given))
 }
 
+#[cfg(test)]
+impl Source {
+    /// For tests of what is judged without a server.
+    pub(crate) fn sample(publication: &str) -> Self {
+        Source {
+            database: Database::plain("/tmp", 5432, "u", "d"),
+            table: TableName {
+                schema: "public".into(),
+                name: "outbox".into(),
+            },
+            slot: "walrelay".into(),
+            publication: publication.into(),
+        }
+    }
+}
+
 impl TableName {
     /// Quoted, ready to be put into a statement.
     #[must_use]

@@ -589,22 +589,13 @@ fn is_our_layout(table: &Table) -> bool {
 mod tests {
     use super::*;
     use crate::commands::init::survey::{Helpers, Slots};
-    use crate::config::{Database, TableName};
     use crate::error::Exit;
     use crate::io::catalog::Role;
     use crate::io::registry::Server;
     use crate::lsn::PgTimestamp;
 
     fn source() -> Source {
-        Source {
-            database: Database::plain("/tmp", 5432, "u", "d"),
-            table: TableName {
-                schema: "public".into(),
-                name: "outbox".into(),
-            },
-            slot: "walrelay".into(),
-            publication: "walrelay".into(),
-        }
+        Source::sample("walrelay")
     }
 
     /// An empty database in which everything is allowed.

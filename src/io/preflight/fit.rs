@@ -317,19 +317,11 @@ fn list(tables: &[&Published]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Database, Mapping};
+    use crate::config::Mapping;
     use crate::io::preflight::needed;
 
     fn source() -> Source {
-        Source {
-            database: Database::plain("/tmp", 5432, "u", "d"),
-            table: TableName {
-                schema: "public".into(),
-                name: "outbox".into(),
-            },
-            slot: "walrelay".into(),
-            publication: "Pub".into(),
-        }
+        Source::sample("Pub")
     }
 
     fn table(kind: char) -> Table {

@@ -1,5 +1,4 @@
 use super::*;
-use crate::config::{Database, TableName};
 use crate::io::catalog::Role;
 use crate::io::preflight::look::{Registry, Rights};
 use crate::lsn::PgTimestamp;
@@ -99,15 +98,7 @@ fn a_full_server_fails_unless_our_slot_is_there() {
 }
 
 fn source() -> Source {
-    Source {
-        database: Database::plain("/tmp", 5432, "u", "d"),
-        table: TableName {
-            schema: "public".into(),
-            name: "outbox".into(),
-        },
-        slot: "walrelay".into(),
-        publication: "walrelay".into(),
-    }
+    Source::sample("walrelay")
 }
 
 /// A server of that version with our slot and a standby's.

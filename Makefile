@@ -20,8 +20,8 @@ servers: ## fetch the real Postgres and Kafka that the tests run against
 
 test: deps ## everything: unit, tidy, simulation, live tests on real servers
 	@tests/servers/fetch.sh
-	$(CARGO) test --release --lib --bins --test tidy --test sim
-	$(CARGO) test --release --test live -- --test-threads=$(TEST_THREADS)
+	$(CARGO) test --release --features faults --lib --bins --test tidy --test sim
+	$(CARGO) test --release --features faults --test live -- --test-threads=$(TEST_THREADS)
 
 demo: ## rows become Kafka records before your eyes (DEMO_ARGS="--seconds 8")
 	@tests/servers/install.sh build
@@ -36,7 +36,7 @@ bench: ## the table of numbers, measured here (BENCH_ARGS)
 lint: ## rustfmt and clippy, warnings are errors
 	@tests/servers/install.sh build
 	$(CARGO) fmt --check
-	$(CARGO) clippy --release --all-targets -- -D warnings
+	$(CARGO) clippy --release --features faults --all-targets -- -D warnings
 
 release: ## a self-contained binary, OpenSSL inside
 	@tests/servers/install.sh vendored

@@ -85,7 +85,7 @@ create table walrelay.dead_letter (
   value_in_table     boolean     not null default false, -- too large to keep twice: retention keeps the row
   header_names       text[]      not null default '{}',
   header_values      bytea[]     not null default '{}', -- a null element is Kafka's null
-  timestamp_ms       bigint      not null,
+  timestamp_ms       bigint,                           -- null: the time of sending
   -- Why.
   reason             text        not null,             -- too_large, invalid_topic, malformed_row, refused, behind, by_hand, ...
   error_code         integer,                          -- Kafka's

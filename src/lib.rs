@@ -26,7 +26,9 @@
 pub mod cli;
 pub mod commands;
 pub mod config;
+pub mod dead_letter;
 pub mod error;
+pub mod fault;
 pub mod finding;
 pub mod io;
 pub mod lsn;

@@ -342,6 +342,10 @@ impl Service {
             self.vitals.progress.reconnected(Peer::Kafka);
             self.machine.on_rebuilt(now);
         }
+        let known = self.publisher.take_partitions();
+        if !known.is_empty() {
+            self.machine.on_partitions(&known, now);
+        }
         for notice in self.publisher.client_notices() {
             let entry = error::kafka::entry(notice.code);
             self.vitals.progress.failed(Peer::Kafka, entry.class);

@@ -562,6 +562,14 @@ impl Ledger {
         self.load
     }
 
+    /// Is an event of this topic given to the Kafka client and not delivered?
+    #[must_use]
+    pub fn is_in_flight(&self, topic: u16) -> bool {
+        let mut events = self.events.iter();
+        self.load.in_flight_events > 0
+            && events.any(|e| e.state == State::InFlight && e.topic == topic)
+    }
+
     /// From the oldest undelivered event to the newest taken one.
     #[must_use]
     pub fn span(&self) -> usize {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::ledger::{Load, OpenTransaction};
 use super::mapping::Mapping;
+use super::topics::Grown;
 use crate::error::Failure;
 use crate::lsn::{Lsn, PgTimestamp, Triple};
 use crate::record::{Record, Right, Ticket};
@@ -143,6 +144,7 @@ pub enum Notice {
         topic: String,
         partitions: i32,
     },
+    TopicGrown(Grown),
     Blocked {
         topics: Vec<String>,
     },
@@ -193,6 +195,7 @@ impl Notice {
             | Notice::Streaming { .. }
             | Notice::KafkaAnswers
             | Notice::TopicPresent { .. }
+            | Notice::TopicGrown(_)
             | Notice::Draining { .. }
             | Notice::Stopped { .. }
             | Notice::HaltedEventPassed(_) => Severity::Info,
@@ -268,6 +271,10 @@ impl fmt::Display for Notice {
             Notice::TopicPresent { topic, partitions } => {
                 write!(f, "topic {topic} has {partitions} partitions")
             }
+            Notice::TopicGrown(Grown { topic, before, now }) => write!(
+                f,
+                "topic {topic} has grown from {before} to {now} partitions: keys are spread over all of them from now on"
+            ),
             Notice::Blocked { topics } => write!(
                 f,
                 "everything waits: too many events are held for {}; remedy: create these topics, or run with --create-topics PARTITIONS, or grant this principal Write and Describe on them",

@@ -30,14 +30,26 @@ struct Topic {
     /// The count that keys are spread over; it stays while events are on their way, or a key's
     /// later events could overtake its earlier ones.
     partitions: Option<i32>,
+    /// There are more by now: new events wait until nothing of the topic is on its way.
+    growth: Option<i32>,
     is_asked: bool,
     ask_at: Moment,
+}
+
+/// A topic's keys are spread over more partitions from now on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grown {
+    pub topic: String,
+    pub before: i32,
+    pub now: i32,
 }
 
 #[derive(Debug, Default)]
 pub struct Topics {
     by_name: HashMap<String, u16>,
     list: Vec<Topic>,
+    /// Those whose growth waits: mostly none.
+    growing: Vec<u16>,
     /// How many of them are not known to be present: mostly none, and then nothing is walked.
     open: usize,
 }
@@ -58,6 +70,7 @@ impl Topics {
             name: name.to_owned(),
             known: Known::Asking,
             partitions: None,
+            growth: None,
             is_asked: false,
             ask_at: Moment::ZERO,
         });
@@ -69,13 +82,17 @@ impl Topics {
         &self.list[usize::from(id)].name
     }
 
-    /// The number of partitions, where the topic is known to exist.
+    /// The number of partitions, where the topic is known to exist and none is being added.
     #[must_use]
     pub fn partitions(&self, id: u16) -> Option<i32> {
         let topic = &self.list[usize::from(id)];
         match topic.known {
-            Known::Present => topic.partitions,
-            Known::Asking | Known::Absent | Known::Denied(_) | Known::Silent(_) => None,
+            Known::Present if topic.growth.is_none() => topic.partitions,
+            Known::Present
+            | Known::Asking
+            | Known::Absent
+            | Known::Denied(_)
+            | Known::Silent(_) => None,
         }
     }
 
@@ -106,6 +123,45 @@ impl Topics {
             (true, true) | (false, false) => {}
         }
         !was_present && is_present
+    }
+
+    /// What the producer itself knows of a topic: it takes events for that many partitions. Fewer
+    /// than before is no news that could be acted on: the producer refuses what they are not.
+    pub fn has_partitions(&mut self, name: &str, partitions: i32) {
+        let Some(id) = self.by_name.get(name) else {
+            return;
+        };
+        let topic = &mut self.list[usize::from(*id)];
+        if topic.partitions.is_some_and(|before| partitions > before) {
+            if topic.growth.is_none() {
+                self.growing.push(*id);
+            }
+            topic.growth = Some(partitions);
+        }
+    }
+
+    /// Takes up what has grown, as soon as nothing of the topic is on its way: a key's later
+    /// events, which may go to another partition, then cannot overtake its earlier ones.
+    pub fn grow(&mut self, mut is_on_its_way: impl FnMut(u16) -> bool) -> Vec<Grown> {
+        let mut grown = Vec::new();
+        let list = &mut self.list;
+        self.growing.retain(|id| {
+            if is_on_its_way(*id) {
+                return true;
+            }
+            let topic = &mut list[usize::from(*id)];
+            let now = topic.growth.take().or(topic.partitions);
+            if let (Some(before), Some(now)) = (topic.partitions, now) {
+                topic.partitions = Some(now);
+                grown.push(Grown {
+                    topic: topic.name.clone(),
+                    before,
+                    now,
+                });
+            }
+            false
+        });
+        grown
     }
 
     /// The names to ask the cluster for now.
@@ -181,11 +237,75 @@ impl Topics {
     /// before its next event.
     pub fn doubt_all(&mut self) {
         self.open = self.list.len();
+        self.growing.clear();
         for topic in &mut self.list {
             topic.known = Known::Asking;
             topic.partitions = None;
+            topic.growth = None;
             topic.is_asked = false;
             topic.ask_at = Moment::ZERO;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Moment = Moment::from_secs(1);
+
+    fn present(partitions: i32) -> TopicState {
+        TopicState::Present {
+            partitions,
+            max_message_bytes: None,
+        }
+    }
+
+    fn one_topic() -> (Topics, u16) {
+        let mut topics = Topics::default();
+        let id = topics.id("t").expect("the first");
+        assert!(topics.answer("t", &present(6), NOW));
+        (topics, id)
+    }
+
+    // Case K09.
+    #[test]
+    fn new_partitions_are_used_once_nothing_of_the_topic_is_on_its_way() {
+        let (mut topics, id) = one_topic();
+        let other = topics.id("other").expect("the second");
+        topics.answer("other", &present(3), NOW);
+        topics.has_partitions("t", 12);
+        topics.has_partitions("nobody's", 12);
+        assert_eq!(
+            (topics.partitions(id), topics.partitions(other)),
+            (None, Some(3))
+        );
+        assert!(topics.may_come(id) && topics.why_not(id).is_none());
+        assert_eq!(topics.grow(|topic| topic == id), []);
+        // The cluster's own answer changes nothing, and it may grow again meanwhile.
+        topics.answer("t", &present(12), NOW);
+        topics.has_partitions("t", 18);
+        assert_eq!(topics.partitions(id), None);
+        let grown = Grown {
+            topic: "t".to_owned(),
+            before: 6,
+            now: 18,
+        };
+        assert_eq!(topics.grow(|topic| topic == other), [grown]);
+        assert_eq!(topics.partitions(id), Some(18));
+        assert_eq!(topics.grow(|_| false), []);
+    }
+
+    #[test]
+    fn fewer_partitions_are_not_taken_up_before_the_topic_is_in_doubt() {
+        let (mut topics, id) = one_topic();
+        topics.has_partitions("t", 6);
+        topics.has_partitions("t", 3);
+        assert_eq!(topics.partitions(id), Some(6));
+        topics.has_partitions("t", 12);
+        topics.doubt_all();
+        assert_eq!(topics.grow(|_| false), []);
+        topics.answer("t", &present(3), NOW);
+        assert_eq!(topics.partitions(id), Some(3));
     }
 }

@@ -90,6 +90,8 @@ pub struct Inbox {
     stats: Mutex<Option<BrokerStats>>,
     /// Number and address of each broker, as the cluster has told them.
     nodes: Mutex<Vec<(i32, String)>>,
+    /// Topics and their partitions as the client itself knows them, from the newest statistics.
+    partitions: Mutex<Vec<(String, i32)>>,
     log: Mutex<LogPace>,
 }
 
@@ -133,6 +135,12 @@ impl Inbox {
     /// them can be reached.
     pub fn nodes(&self) -> Vec<(i32, String)> {
         lock(&self.nodes).clone()
+    }
+
+    /// How many partitions the client knows of each topic, from statistics that were not looked at
+    /// yet. It refuses records for others.
+    pub fn take_partitions(&self) -> Vec<(String, i32)> {
+        std::mem::take(&mut *lock(&self.partitions))
     }
 
     /// Is this line within the pace? `Some(n)`: yes, and `n` before it were left out.
@@ -220,6 +228,7 @@ impl ClientContext for Inbox {
             Ok(raw) => {
                 *lock(&self.stats) = Some(raw.digest());
                 *lock(&self.nodes) = raw.nodes();
+                *lock(&self.partitions) = raw.partitions();
             }
             Err(error) => debug!(%error, "librdkafka's statistics cannot be read"),
         }
@@ -253,6 +262,21 @@ fn without_counters(reason: &str) -> &str {
 struct RawStats {
     #[serde(default)]
     brokers: HashMap<String, RawBroker>,
+    #[serde(default)]
+    topics: HashMap<String, RawTopic>,
+}
+
+#[derive(Deserialize)]
+struct RawTopic {
+    #[serde(default)]
+    partitions: HashMap<i32, RawPartition>,
+}
+
+#[derive(Deserialize)]
+struct RawPartition {
+    /// Not among what the cluster told.
+    #[serde(default)]
+    unknown: bool,
 }
 
 #[derive(Deserialize)]
@@ -278,6 +302,19 @@ impl RawStats {
                 Some((i32::try_from(broker.nodeid).ok()?, broker.nodename.clone()))
             })
             .collect()
+    }
+
+    fn partitions(&self) -> Vec<(String, i32)> {
+        let count = |topic: &RawTopic| {
+            // Number -1 is where records wait for the answer about their topic.
+            let known = topic
+                .partitions
+                .iter()
+                .filter(|(n, p)| **n >= 0 && !p.unknown);
+            i32::try_from(known.count()).unwrap_or(i32::MAX)
+        };
+        let topics = self.topics.iter();
+        topics.map(|(name, t)| (name.clone(), count(t))).collect()
     }
 
     fn digest(&self) -> BrokerStats {
@@ -345,5 +382,19 @@ mod tests {
         assert_eq!((stats.brokers_known, stats.brokers_up), (2, 1));
         assert_eq!(stats.rtt_p99, Duration::from_micros(250));
         assert!(inbox.nodes().contains(&(2, "b:1".to_owned())));
+    }
+
+    #[test]
+    fn statistics_give_the_partitions_that_the_client_knows() {
+        let inbox = Inbox::default();
+        inbox.stats_raw(
+            br#"{"topics":{"t":{"topic":"t","partitions":{
+                "0":{"partition":0,"unknown":false},
+                "1":{"partition":1,"unknown":false},
+                "7":{"partition":7,"unknown":true},
+                "-1":{"partition":-1,"unknown":false}}}}}"#,
+        );
+        assert_eq!(inbox.take_partitions(), [("t".to_owned(), 2)]);
+        assert!(inbox.take_partitions().is_empty());
     }
 }

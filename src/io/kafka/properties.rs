@@ -261,6 +261,19 @@ fn check_value(property: &Property) -> Result<(), Failure> {
 
 /// What librdkafka would take and the relay cannot live with.
 fn check_bound(name: &str, value: &str, is_hidden: bool) -> Result<(), Failure> {
+    let is_off = value.trim().parse::<i64>().is_ok_and(|n| n <= 0);
+    let is_watch = matches!(
+        name,
+        "statistics.interval.ms" | "topic.metadata.refresh.interval.ms"
+    );
+    if is_off && is_watch {
+        return Err(Failure::usage(
+            format!(
+                "the Kafka property {name} cannot be switched off: partitions that are added to a topic are noticed by it"
+            ),
+            format!("set {name} to some seconds, or leave it out"),
+        ));
+    }
     let bound = match canonical(name) {
         "message.max.bytes" => MESSAGE_BYTES_MAX,
         "max.in.flight.requests.per.connection" => 5,
@@ -459,6 +472,13 @@ mod tests {
         assert!(refused("linger.ms", "soon").contains("linger.ms"));
         assert!(refused("message.max.bytes", "99000000").contains("at most 68157440"));
         assert!(refused("max.in.flight", "6").contains("at most 5"));
+        for name in [
+            "statistics.interval.ms",
+            "topic.metadata.refresh.interval.ms",
+        ] {
+            assert!(refused(name, "0").contains("cannot be switched off"));
+            assert_eq!(check(name, "1000"), Ok(()));
+        }
     }
 
     #[test]

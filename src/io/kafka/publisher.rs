@@ -310,6 +310,15 @@ impl Publisher {
         self.producer.as_ref()?.client().context().stats()
     }
 
+    /// How many partitions the producer knows of each topic: each time its statistics come.
+    #[must_use]
+    pub fn take_partitions(&self) -> Vec<(String, i32)> {
+        match &self.producer {
+            Some(producer) => producer.client().context().take_partitions(),
+            None => Vec::new(),
+        }
+    }
+
     /// Looks without draining.
     #[cfg(test)]
     pub(super) fn holds_a_bad_report(&self) -> bool {

@@ -173,7 +173,8 @@ impl Settings {
             ("reconnect.backoff.max.ms", "5000".into()),
             ("retry.backoff.ms", "100".into()),
             ("retry.backoff.max.ms", "1000".into()),
-            ("topic.metadata.refresh.interval.ms", "60000".into()),
+            // How soon partitions that are added are used.
+            ("topic.metadata.refresh.interval.ms", "30000".into()),
             ("topic.metadata.propagation.max.ms", "30000".into()),
             ("allow.auto.create.topics", "false".into()),
             ("statistics.interval.ms", "10000".into()),

@@ -282,10 +282,26 @@ impl Machine {
         self.advance(now);
     }
 
+    /// How many partitions the producer knows of its topics.
+    pub fn on_partitions(&mut self, known: &[(String, i32)], now: Moment) {
+        for (topic, partitions) in known {
+            self.topics.has_partitions(topic, *partitions);
+        }
+        self.advance(now);
+    }
+
+    fn pump_growth(&mut self) {
+        for grown in self.topics.grow(|topic| self.ledger.is_in_flight(topic)) {
+            self.say(Notice::TopicGrown(grown));
+            self.release_due = true;
+        }
+    }
+
     pub(super) fn pump_kafka(&mut self, now: Moment) {
         for name in self.topics.questions(now) {
             self.orders.push_back(Order::Lookup(name));
         }
+        self.pump_growth();
         self.pump_held(now);
         let load = self.ledger.load();
         if self.solo.as_ref().is_some_and(|solo| {

@@ -18,6 +18,16 @@ pub struct Header<'a> {
     pub value: Option<Cow<'a, [u8]>>,
 }
 
+impl Header<'_> {
+    #[must_use]
+    pub fn into_owned(self) -> Header<'static> {
+        Header {
+            name: Cow::Owned(self.name.into_owned()),
+            value: self.value.map(|v| Cow::Owned(v.into_owned())),
+        }
+    }
+}
+
 /// One Kafka record, borrowing what it can from the read buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
@@ -80,14 +90,7 @@ impl Record<'_> {
             key: Cow::Owned(self.key.into_owned()),
             value: self.value.map(|v| Cow::Owned(v.into_owned())),
             timestamp_ms: self.timestamp_ms,
-            headers: self
-                .headers
-                .into_iter()
-                .map(|h| Header {
-                    name: Cow::Owned(h.name.into_owned()),
-                    value: h.value.map(|v| Cow::Owned(v.into_owned())),
-                })
-                .collect(),
+            headers: self.headers.into_iter().map(Header::into_owned).collect(),
         }
     }
 }

@@ -8,7 +8,21 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::orders::Absent;
 use super::topics::Topics;
+use crate::dead_letter::{DeadLetter, EventKey, Position, Why};
+use crate::lsn::{PgTimestamp, Xid};
 use crate::record::{Record, Ticket};
+
+/// Which event it is: what is kept beside the record for the case that it has to be parked.
+#[derive(Clone, Debug)]
+pub struct Origin {
+    pub event_id: Vec<u8>,
+    pub key: Option<EventKey>,
+    /// The type of an event without a key.
+    pub aggregate_type: Option<Box<[u8]>>,
+    pub position: Position,
+    pub xid: Xid,
+    pub commit_time: PgTimestamp,
+}
 
 #[derive(Debug)]
 pub struct Waiting {
@@ -19,6 +33,38 @@ pub struct Waiting {
     /// The partition that the row itself asks for.
     pub partition: Option<i64>,
     pub record: Record<'static>,
+    pub origin: Origin,
+    /// It can be no record, and would be parked if its topic were not tripped.
+    pub verdict: Option<Why>,
+}
+
+impl Waiting {
+    #[must_use]
+    pub fn into_letter(self, why: Why, is_retried: bool) -> DeadLetter {
+        let Origin {
+            event_id,
+            key,
+            aggregate_type,
+            position,
+            xid,
+            commit_time,
+        } = self.origin;
+        let asked = self.partition.and_then(|asked| i32::try_from(asked).ok());
+        DeadLetter {
+            event_id,
+            key,
+            aggregate_type,
+            position,
+            xid,
+            commit_time,
+            record: Record {
+                partition: asked.unwrap_or(-1),
+                ..self.record
+            },
+            why,
+            is_retried,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -69,11 +115,47 @@ impl Held {
         self.keys.clear();
     }
 
+    /// Puts one back that was taken out, where it stood.
+    pub fn put_back(&mut self, waiting: Waiting) {
+        *self.keys.entry(waiting.key).or_default() += 1;
+        let at = self.queue.partition_point(|w| w.ticket < waiting.ticket);
+        self.queue.insert(at, waiting);
+    }
+
+    /// Takes out, in order, all that are meant.
+    pub fn take(&mut self, mut is_meant: impl FnMut(&Waiting) -> bool) -> Vec<Waiting> {
+        let mut taken = Vec::new();
+        let mut staying = VecDeque::with_capacity(self.queue.len());
+        while let Some(waiting) = self.queue.pop_front() {
+            if is_meant(&waiting) {
+                self.forget_key(waiting.key);
+                taken.push(waiting);
+            } else {
+                staying.push_back(waiting);
+            }
+        }
+        self.queue = staying;
+        taken
+    }
+
+    /// Takes out the first event that is meant and is the first of its key.
+    pub fn take_head(&mut self, mut is_meant: impl FnMut(&Waiting) -> bool) -> Option<Waiting> {
+        let mut seen: HashSet<u64> = HashSet::new();
+        let at = self
+            .queue
+            .iter()
+            .position(|waiting| seen.insert(waiting.key) && is_meant(waiting))?;
+        let waiting = self.queue.remove(at)?;
+        self.forget_key(waiting.key);
+        Some(waiting)
+    }
+
     /// Takes out, in order, what may go now: at most `room` events and about `room_bytes`.
     /// Returns beside it whether the room ended before the queue did.
     pub fn release(
         &mut self,
-        topics: &Topics,
+        may_be_sent: impl Fn(&Waiting) -> bool,
+        is_busy: impl Fn(u64) -> bool,
         room: usize,
         room_bytes: usize,
     ) -> (Vec<Waiting>, bool) {
@@ -90,16 +172,16 @@ impl Held {
                 staying.append(&mut self.queue);
                 break;
             }
-            match topics.partitions(waiting.topic) {
-                Some(_) if !blocked.contains(&waiting.key) => {
-                    released_bytes += waiting.record.footprint();
-                    self.forget_key(waiting.key);
-                    released.push(waiting);
-                }
-                Some(_) | None => {
-                    blocked.insert(waiting.key);
-                    staying.push_back(waiting);
-                }
+            let may_go = may_be_sent(&waiting)
+                && !blocked.contains(&waiting.key)
+                && !is_busy(waiting.key);
+            if may_go {
+                released_bytes += waiting.record.footprint();
+                self.forget_key(waiting.key);
+                released.push(waiting);
+            } else {
+                blocked.insert(waiting.key);
+                staying.push_back(waiting);
             }
         }
         self.queue = staying;

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use super::Moment;
-use super::held::Waiting;
+use super::held::{Origin, Waiting};
 use super::ledger::Take;
-use super::machine::{Machine, Poisoned};
+use super::machine::{Machine, Try, behind_another, record_bytes};
 use super::mapping::{Clock, Part};
 use super::orders::Notice;
-use super::outbox::{Draft, Row, Shape, Stamp, Unmapped};
+use super::outbox::{BadRow, Draft, Row, Shape, Stamp, Unmapped, key_hash};
 use super::route::{self, NoPartition};
+use crate::dead_letter::{EventKey, Position, Reason, Why};
 use crate::error::{Exit, Failure};
 use crate::lsn::Lsn;
 use crate::record::{Record, Ticket};
@@ -20,6 +21,23 @@ use crate::wire::replication::{ReplicationMessage, Reply};
 /// Takes records; never refuses to the caller's face: what went wrong comes back as a report.
 pub trait Outlet {
     fn send(&mut self, record: &Record<'_>, ticket: Ticket);
+}
+
+/// What is done with an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Send,
+    /// It is in its topic already.
+    Known,
+    /// For its topic, or behind another event of its key.
+    Wait,
+    /// An earlier run halted at it: it goes alone, and nothing behind it.
+    Halted,
+    Apart(Try),
+    /// Its key is parked.
+    Park,
+    /// Its topic has not the partition that it asks for.
+    NoPartition,
 }
 
 impl Machine {
@@ -90,6 +108,7 @@ impl Machine {
         match message {
             Message::Begin(triple) => {
                 self.current_lsn = triple.commit_lsn;
+                self.current_xid = triple.xid;
                 self.current_time = triple.commit_time;
                 self.in_transaction = true;
                 self.ledger.begin(triple);
@@ -195,91 +214,248 @@ impl Machine {
         now: Moment,
         outlet: &mut impl Outlet,
     ) {
+        if self.parked.is_settled(row.event_id(shape)) {
+            self.pass_over(ticket, now);
+            return;
+        }
         let mut name = std::mem::take(&mut self.topic_name);
+        name.clear();
         match row.draft(shape, &self.settings.mapping, &mut name) {
             Ok(draft) => match self.topics.id(&name) {
-                Some(topic) => self.hand_over(ticket, draft, &name, topic, now, outlet),
-                None => self.poison(
-                    ticket,
-                    row.event_id(shape),
-                    "more than 10,000 topics: an id in the topic's name?",
-                ),
+                Some(topic) => self.hand_over(ticket, draft, row, shape, (&name, topic), now, outlet),
+                None => {
+                    let bad = BadRow {
+                        kind: Reason::InvalidTopic,
+                        reason: "more than 10,000 topics: an id in the topic's name?".to_owned(),
+                    };
+                    self.bad_row(ticket, row, shape, "", bad, now);
+                }
             },
-            Err(bad) => self.poison(ticket, row.event_id(shape), &bad.reason),
+            Err(bad) => self.bad_row(ticket, row, shape, &name, bad, now),
         }
         self.topic_name = name;
     }
 
-    fn poison(&mut self, ticket: Ticket, event_id: &[u8], reason: &str) {
-        self.poisoned = Some(Poisoned {
+    /// A row that can be no record. `name` is its topic, where the row gives a legal one.
+    fn bad_row(
+        &mut self,
+        ticket: Ticket,
+        row: &Row<'_>,
+        shape: &Shape,
+        name: &str,
+        bad: BadRow,
+        now: Moment,
+    ) {
+        let name = match bad.kind {
+            Reason::InvalidTopic => "",
+            _ => name,
+        };
+        let id = self.topics.id(name).or_else(|| self.topics.id(""));
+        let Some(topic) = id else {
+            let failure = Failure::halted(
+                bad.reason,
+                "put no id into the topic template: more than 10,000 topics are more than any cluster likes",
+            );
+            self.fail(failure, None, now);
+            return;
+        };
+        let origin = self.origin(row, shape);
+        let key = match &origin.key {
+            Some(key) => key_hash(key.aggregate_type.as_deref(), &key.aggregate_id),
+            None => u64::try_from(ticket.0).unwrap_or(u64::MAX),
+        };
+        let waiting = Waiting {
             ticket,
-            event_id: String::from_utf8_lossy(event_id).into_owned(),
-            lsn: self.current_lsn,
-            reason: reason.to_owned(),
-            remedy: "a row in the log cannot be changed: insert a corrected event under a new event_id and park this one (parking is not built yet), or change what makes it unpublishable (mapping, topic template, topic limit)".to_owned(),
-        });
+            topic,
+            key,
+            partition: None,
+            record: Record {
+                topic: name.to_owned().into(),
+                ..row.remains(shape)
+            },
+            origin,
+            verdict: None,
+        };
+        let why = Why {
+            reason: bad.kind,
+            code: None,
+            message: bad.reason,
+        };
+        self.ledger
+            .aside(ticket, topic, waiting.record.size());
+        if self.is_behind(&waiting) {
+            let why = Why {
+                message: format!("{}; an earlier event of its key is parked", why.message),
+                ..why
+            };
+            self.park(waiting, why);
+        } else if self.held.has_key(key) || self.trial.has_key(key) {
+            self.ledger.held(ticket, topic, waiting.record.size());
+            self.held.push(Waiting {
+                verdict: Some(why),
+                ..waiting
+            });
+        } else {
+            self.condemn(waiting, why, now);
+        }
     }
 
+    /// What is kept of an event beside its record for the case that it has to be parked.
+    fn origin(&self, row: &Row<'_>, shape: &Shape) -> Origin {
+        let (aggregate_type, aggregate_id) = row.key(shape);
+        let position = self.position();
+        let mut event_id = row.event_id(shape).to_vec();
+        if event_id.is_empty() {
+            event_id = format!("lsn:{}#{}", position.commit_lsn, position.ordinal).into_bytes();
+        }
+        Origin {
+            event_id,
+            key: aggregate_id.map(|id| EventKey {
+                aggregate_type: aggregate_type.map(Box::from),
+                aggregate_id: Box::from(id),
+            }),
+            aggregate_type: aggregate_type.map(Box::from),
+            position,
+            xid: self.current_xid,
+            commit_time: self.current_time,
+        }
+    }
+
+    fn position(&self) -> Position {
+        Position {
+            generation: self.generation,
+            commit_lsn: self.current_lsn,
+            ordinal: self.ledger.ordinal(),
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one caller, split off for its length")]
     fn hand_over(
         &mut self,
         ticket: Ticket,
         draft: Draft<'_>,
-        name: &str,
-        topic: u16,
+        row: &Row<'_>,
+        shape: &Shape,
+        (name, topic): (&str, u16),
         now: Moment,
         outlet: &mut impl Outlet,
     ) {
-        let event_id = draft.headers[0].value.as_deref().unwrap_or_default();
+        let event_id = row.event_id(shape);
         if draft.forged_headers > 0 && !self.forged_said {
             self.forged_said = true;
             let event_id = String::from_utf8_lossy(event_id).into_owned();
             self.say(Notice::ForgedHeader { event_id });
         }
-        let was_halted_at = self
-            .halted
-            .as_ref()
-            .is_some_and(|h| h.event_id.as_bytes() == event_id);
         let partitions = self.topics.partitions(topic);
-        let partition = match partitions {
-            // Chosen when its topic is known.
-            None => -1,
-            Some(n) => match route::choose(draft.partition, &draft.key, name, n) {
-                Ok(partition) => partition,
-                Err(error) => return self.no_partition(ticket, event_id, &error),
-            },
-        };
+        let chosen = partitions.map(|n| route::choose(draft.partition, &draft.key, name, n));
+        let hash = draft.key_hash;
+        let asked = draft.partition;
         let record = Record {
             topic: name.into(),
-            partition,
+            // Chosen when its topic is known.
+            partition: chosen.clone().and_then(Result::ok).unwrap_or(-1),
             timestamp_ms: self.timestamp(draft.stamp, event_id, now),
             key: draft.key,
             value: draft.value,
             headers: draft.headers,
         };
-        let must_wait = was_halted_at || partitions.is_none() || self.held.has_key(draft.key_hash);
-        if must_wait {
-            if was_halted_at {
-                self.gate = Some(ticket);
+        let fate = self.fate(ticket, row, shape, hash, topic, &record);
+        let (fate, error) = match (fate, chosen) {
+            (Fate::Send, Some(Err(error))) => (Fate::NoPartition, Some(error)),
+            (fate, _) => (fate, None),
+        };
+        match fate {
+            Fate::Send => {
+                self.note_sent(ticket, &record, topic, now);
+                outlet.send(&record, ticket);
+                return;
             }
-            self.ledger.held(ticket, topic, record.size());
-            let record = record.into_owned();
-            self.held.push(Waiting {
-                ticket,
-                topic,
-                key: draft.key_hash,
-                partition: draft.partition,
-                record,
-            });
-        } else {
-            self.note_sent(ticket, &record, topic, now);
-            outlet.send(&record, ticket);
+            Fate::Known => {
+                self.found_in_tail(ticket, now);
+                return;
+            }
+            Fate::Wait | Fate::Halted | Fate::Apart(_) | Fate::Park | Fate::NoPartition => {}
+        }
+        let waiting = Waiting {
+            ticket,
+            topic,
+            key: hash,
+            partition: asked,
+            record: record.into_owned(),
+            origin: self.origin(row, shape),
+            verdict: None,
+        };
+        match fate {
+            Fate::Send | Fate::Known => {}
+            Fate::Park => self.park(waiting, behind_another()),
+            Fate::Apart(why) => self.try_apart(waiting, why),
+            Fate::Halted => {
+                self.gate = Some(ticket);
+                self.try_apart(waiting, Try::Halted);
+            }
+            Fate::NoPartition => {
+                if let Some(error) = error {
+                    let why = self.no_partition(&error);
+                    self.ledger.aside(ticket, topic, waiting.record.size());
+                    self.condemn(waiting, why, now);
+                }
+            }
+            Fate::Wait => {
+                self.ledger.held(ticket, topic, waiting.record.size());
+                self.held.push(waiting);
+            }
         }
     }
 
-    pub(super) fn no_partition(&mut self, ticket: Ticket, event_id: &[u8], error: &NoPartition) {
+    /// What is to be done with an event that can be a record.
+    fn fate(
+        &mut self,
+        ticket: Ticket,
+        row: &Row<'_>,
+        shape: &Shape,
+        hash: u64,
+        topic: u16,
+        record: &Record<'_>,
+    ) -> Fate {
+        if !self.parked.is_empty()
+            && let (aggregate_type, Some(id)) = row.key(shape)
+            && self.parked.holds(hash, aggregate_type, id, self.position())
+        {
+            return Fate::Park;
+        }
+        if let Some(halted) = &self.halted
+            && halted.event_id.as_bytes() == row.event_id(shape)
+        {
+            return Fate::Halted;
+        }
+        let is_behind = self.held.has_key(hash) || self.trial.has_key(hash);
+        let is_usable = self.topics.partitions(topic).is_some();
+        if self.tails.is_on() {
+            let (at, time) = (self.current_lsn, self.current_time);
+            if !self.tails.is_ready(topic, at, time) {
+                return Fate::Wait;
+            }
+            if !is_behind && self.tails.has(topic, at, row.event_id(shape)) {
+                return Fate::Known;
+            }
+        }
+        if is_behind || !is_usable {
+            return Fate::Wait;
+        }
+        match self.apart(ticket, topic, record_bytes(record)) {
+            Some(why) => Fate::Apart(why),
+            None => Fate::Send,
+        }
+    }
+
+    pub(super) fn no_partition(&self, error: &NoPartition) -> Why {
         let column = self.settings.mapping.columns.get(Part::Partition);
         let column = column.unwrap_or("partition");
-        self.poison(ticket, event_id, &format!("column {column}: {error}"));
+        Why {
+            reason: Reason::Refused,
+            code: None,
+            message: format!("column {column}: {error}"),
+        }
     }
 
     /// What the mapping says, unless Kafka cannot hold it or the broker has just refused such times.
@@ -297,7 +473,7 @@ impl Machine {
                 return None;
             }
         };
-        self.stamp(millis, now)
+        self.stamp(millis, self.current_time, now)
     }
 
     fn undecodable(&self, error: &DecodeError) -> Failure {

@@ -56,6 +56,9 @@ enum State {
     InFlight,
     /// Waits in our own memory (for its topic).
     Held,
+    /// In our own memory too, and not given up when the producer is: sent apart from all others,
+    /// or on its way to the dead-letter table.
+    Aside,
     Delivered,
     /// Purged undelivered; the server has it still.
     Lost,
@@ -297,7 +300,11 @@ impl Ledger {
                 self.lost -= 1;
                 Ok(Take::Again(Ticket(ticket)))
             }
-            State::Taken | State::InFlight | State::Held | State::Delivered => Ok(Take::PassOver),
+            State::Taken
+            | State::InFlight
+            | State::Held
+            | State::Aside
+            | State::Delivered => Ok(Take::PassOver),
         }
     }
 
@@ -465,6 +472,11 @@ impl Ledger {
         self.place(ticket, State::Held, topic, size);
     }
 
+    /// The event is kept whatever becomes of the producer.
+    pub fn aside(&mut self, ticket: Ticket, topic: u16, size: Size) {
+        self.place(ticket, State::Aside, topic, size);
+    }
+
     fn place(&mut self, ticket: Ticket, state: State, topic: u16, size: Size) {
         let footprint = u32::try_from(size.footprint).unwrap_or(u32::MAX);
         let Some(event) = self.event_mut(ticket) else {
@@ -481,7 +493,7 @@ impl Ledger {
                 self.load.in_flight_events += 1;
                 self.load.in_flight_bytes += footprint as usize;
             }
-            State::Held => {
+            State::Held | State::Aside => {
                 self.load.held_events += 1;
                 self.load.held_bytes += footprint as usize;
             }
@@ -495,7 +507,7 @@ impl Ledger {
                 self.load.in_flight_events -= 1;
                 self.load.in_flight_bytes -= event.footprint as usize;
             }
-            State::Held => {
+            State::Held | State::Aside => {
                 self.load.held_events -= 1;
                 self.load.held_bytes -= event.footprint as usize;
             }
@@ -539,11 +551,39 @@ impl Ledger {
         self.lost += 1;
     }
 
-    /// Everything that is not delivered is lost: it is read from the server again.
+    /// Everything that is not delivered and not set aside is lost: it is read from the server again.
     pub fn lose_all(&mut self) {
         for index in self.base..self.next_ticket() {
-            self.lost(Ticket(index));
+            if self.events[index - self.base].state != State::Aside {
+                self.lost(Ticket(index));
+            }
         }
+    }
+
+    /// The oldest event that is with the producer, or must come again to be given to it: what
+    /// stands behind it and is sent by another producer could overtake it.
+    #[must_use]
+    pub fn at_risk(&self) -> Ticket {
+        let index = self.events.iter().position(|event| match event.state {
+            State::Taken | State::InFlight | State::Lost => true,
+            State::Held | State::Aside | State::Delivered => false,
+        });
+        Ticket(self.base + index.unwrap_or(self.events.len()))
+    }
+
+    /// Is the event kept, whatever becomes of the producer?
+    #[must_use]
+    pub fn is_aside(&self, ticket: Ticket) -> bool {
+        let index = ticket.0.checked_sub(self.base);
+        let event = index.and_then(|index| self.events.get(index));
+        event.is_some_and(|event| event.state == State::Aside)
+    }
+
+    /// The number of the insert that came last, in its transaction.
+    #[must_use]
+    pub fn ordinal(&self) -> u64 {
+        let seen = self.current.as_ref().map_or(0, |current| current.seen);
+        u64::try_from(seen.saturating_sub(1)).unwrap_or(u64::MAX)
     }
 
     /// What may be reported as flushed; [`Lsn::INVALID`] while nothing may.

@@ -19,14 +19,23 @@
 
 mod delivery;
 mod ending;
+mod isolation;
 mod lead;
+mod poison;
+mod retry;
 mod session;
 mod standing;
+mod tail;
+
+pub(super) use delivery::record_bytes;
+pub(super) use isolation::Try;
+pub(super) use poison::behind_another;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use super::Moment;
+use super::breaker::Breaker;
 use super::feedback::Feedback;
 use super::held::Held;
 use super::ledger::{Ledger, OtherHistory};
@@ -35,9 +44,12 @@ use super::orders::{
     Purge, Seek, Settings, Stamps, Stop, StreamEnd,
 };
 use super::outbox::{Domains, Shape, Unmapped};
+use super::parked::ParkedKeys;
+use super::tails::Tails;
 use super::topics::Topics;
+use super::trial::Trial;
 use crate::error::{Class, Exit, Failure};
-use crate::lsn::{Lsn, PgTimestamp};
+use crate::lsn::{Lsn, PgTimestamp, Xid};
 use crate::record::{KafkaCode, Report, Ticket, TopicState};
 
 /// How soon the first attempt to reconnect is made, and how long the pause may grow.
@@ -112,7 +124,7 @@ struct Ending {
     is_storing: bool,
 }
 
-/// An event that can never be published: everything before it is delivered first.
+/// The event to halt at: everything before it is delivered first.
 #[derive(Clone, Debug)]
 pub(super) struct Poisoned {
     pub ticket: Ticket,
@@ -120,18 +132,6 @@ pub(super) struct Poisoned {
     pub lsn: Lsn,
     pub reason: String,
     pub remedy: String,
-}
-
-/// Events are sent one at a time up to `below`, to find the one that the broker refuses.
-#[derive(Clone, Debug)]
-pub(super) struct Solo {
-    pub below: Ticket,
-    /// The event on its way.
-    pub sent: Option<(Ticket, String)>,
-    /// The one that failed alone: how often, and with what.
-    pub suspect: Option<(Ticket, KafkaCode, u32)>,
-    /// The code that made us look.
-    pub code: KafkaCode,
 }
 
 pub struct Machine {
@@ -156,6 +156,7 @@ pub struct Machine {
     pub(super) unfit_from: Option<(Lsn, Failure)>,
     pub(super) topic_name: String,
     pub(super) current_lsn: Lsn,
+    pub(super) current_xid: Xid,
     pub(super) current_time: PgTimestamp,
     /// The server's clock when it sent the last message.
     pub(super) sent_at: PgTimestamp,
@@ -166,7 +167,23 @@ pub struct Machine {
 
     // Poison.
     pub(super) poisoned: Option<Poisoned>,
-    pub(super) solo: Option<Solo>,
+    /// Events of batches that were refused, with what: sent apart when they come again.
+    pub(super) suspects: HashMap<Ticket, KafkaCode>,
+    /// What made suspects of them, while each of them was taken so far.
+    suspicion: Option<KafkaCode>,
+    pub(super) trial: Trial,
+    pub(super) parked: ParkedKeys,
+    parking: poison::Parking,
+    breaker: Breaker,
+    retry: retry::Retry,
+    /// What the table has is in `parked`; before that nothing is taken.
+    parked_is_known: bool,
+    is_looking: bool,
+    look_at: Moment,
+    /// The registry's count of changes by hand, as it was looked at; and whether it has moved.
+    touched: i64,
+    is_touched: bool,
+    pub(super) tails: Tails,
     /// The event at which an earlier run halted, and its ticket once it is met.
     pub(super) halted: Option<Halted>,
     pub(super) gate: Option<Ticket>,
@@ -195,6 +212,8 @@ pub struct Machine {
     received_ever: Lsn,
     /// The highest position reported on this slot, where it is known.
     highest_reported: Option<Lsn>,
+    /// The slot's position when the session began.
+    confirmed: Lsn,
     /// A stop that is still in the registry, with the position that it reports.
     stored_stop: Option<Lsn>,
     /// Where another leader stopped in order: taken over once what we knew is forgotten.
@@ -232,6 +251,7 @@ impl Machine {
             unfit_from: None,
             topic_name: String::new(),
             current_lsn: Lsn::INVALID,
+            current_xid: Xid::default(),
             current_time: PgTimestamp::default(),
             sent_at: PgTimestamp::default(),
             in_transaction: false,
@@ -239,7 +259,19 @@ impl Machine {
             forged_said: false,
             timeless_said: false,
             poisoned: None,
-            solo: None,
+            suspects: HashMap::new(),
+            suspicion: None,
+            trial: Trial::default(),
+            parked: ParkedKeys::default(),
+            parking: poison::Parking::default(),
+            breaker: Breaker::default(),
+            retry: retry::Retry::default(),
+            parked_is_known: false,
+            is_looking: false,
+            look_at: Moment::ZERO,
+            touched: 0,
+            is_touched: false,
+            tails: Tails::default(),
             halted: None,
             gate: None,
             stamps: (Stamps::All, Moment::ZERO),
@@ -259,6 +291,7 @@ impl Machine {
             identity: None,
             received_ever: Lsn::INVALID,
             highest_reported: None,
+            confirmed: Lsn::INVALID,
             stored_stop: None,
             resume: None,
             is_erasing: false,
@@ -285,6 +318,7 @@ impl Machine {
         if away > self.settings.wal_sender_timeout / 2 && self.lead == Lead::Held {
             self.say(Notice::WasAway(away));
             self.rebuild(Purge::Queue, false);
+            self.purge_trial();
             self.lose_lead("this process did not run", now);
         }
     }
@@ -305,7 +339,8 @@ impl Machine {
             && (self.ending.is_none() || self.awaits_commit())
             && self.poisoned.is_none()
             && self.gate.is_none()
-            && load.in_flight_events < self.in_flight_events_max()
+            && self.parked_is_known
+            && load.in_flight_events < self.settings.in_flight_events_max
             && load.in_flight_bytes + load.held_bytes < self.settings.in_flight_bytes_max
             // What was lost comes again from inside the span: reading it makes that no longer.
             && (self.ledger.lost_events() > 0 || self.ledger.span() < self.span_events_max())
@@ -316,14 +351,6 @@ impl Machine {
         self.in_transaction
             && self.stream == Stream::Open
             && self.ending.as_ref().is_some_and(|e| e.commit_by.is_some())
-    }
-
-    fn in_flight_events_max(&self) -> usize {
-        if self.solo.is_some() {
-            1
-        } else {
-            self.settings.in_flight_events_max
-        }
     }
 
     /// While Kafka says nothing about a topic, no more is held than could be in flight: an outage
@@ -342,6 +369,9 @@ impl Machine {
     pub fn advance(&mut self, now: Moment) {
         self.pump_lead(now);
         self.pump_kafka(now);
+        self.pump_parking(now);
+        self.pump_retry(now);
+        self.pump_trial(now);
         self.pump_end(now);
         self.pump_stream(now);
         self.pump_feedback(now);
@@ -368,9 +398,14 @@ impl Machine {
         if self.stream == Stream::Open {
             sooner(self.feedback.due_at());
         }
-        if let Some(question) = self.topics.next_question_at() {
-            sooner(question);
-        }
+        let due = [
+            self.topics.next_question_at(),
+            self.tails.next_question_at(),
+            self.trial.rests_until(),
+            self.parking_due_at(),
+            self.retry_due_at(),
+        ];
+        due.into_iter().flatten().for_each(&mut sooner);
         if let Some(ending) = &self.ending {
             sooner(ending.deadline);
             if let Some(commit_by) = ending.commit_by {

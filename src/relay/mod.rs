@@ -1,6 +1,7 @@
 //! The decisions. Pure: no sockets, no clock, no logging; time is an argument. Everything that
 //! can lose, reorder or repeat an event is in here, so that it can be simulated without a server.
 
+pub mod breaker;
 pub mod feedback;
 mod headers;
 pub mod held;
@@ -10,9 +11,12 @@ pub mod machine;
 pub mod mapping;
 pub mod orders;
 pub mod outbox;
+pub mod parked;
 pub mod route;
 pub mod stamp;
+pub mod tails;
 pub mod topics;
+pub mod trial;
 
 use std::time::Duration;
 

@@ -6,15 +6,27 @@ use std::time::Duration;
 use super::ledger::{Load, OpenTransaction};
 use super::mapping::Mapping;
 use super::topics::Grown;
+use crate::dead_letter::{DeadLetter, Parked, Reason, Settlement, Tripped};
 use crate::error::Failure;
 use crate::lsn::{Lsn, PgTimestamp, Triple};
 use crate::record::{Record, Right, Ticket};
 use crate::wire::replication::StatusUpdate;
 
+/// What becomes of an event that cannot be published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnPoison {
+    /// It and what follows of its key go to the dead-letter table.
+    Park,
+    Halt,
+}
+
 /// Limits and deadlines.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub mapping: Mapping,
+    pub on_poison: OnPoison,
+    /// For how long a topic may be absent before its keys are poisoned.
+    pub topic_grace: Duration,
     /// Names this process in the registry: another's name there means that another has led.
     pub process_id: String,
     /// Events given to the Kafka client and not delivered.
@@ -45,6 +57,13 @@ pub enum Purge {
     Everything,
 }
 
+/// Whether a producer that was replaced had heard from the broker about all that it had sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    All,
+    NotAll,
+}
+
 /// Where a relay stopped, as the registry keeps it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stop {
@@ -70,6 +89,32 @@ pub enum Order {
     Probe,
     Send(Ticket, Record<'static>),
     Rebuild(Purge),
+    /// To the producer of what is sent apart; the number is good for its present group only.
+    Try(Ticket, Record<'static>),
+    /// That producer is built anew, with what it holds given up.
+    RebuildTrial,
+    /// Commit these, wait for the standbys where the slot fails over.
+    Park {
+        epoch: u64,
+        letters: Vec<DeadLetter>,
+    },
+    /// Read what is parked, settled and tripped.
+    LookAtParked,
+    /// Read the next dead letters whose retry was asked for, of keys that are passed.
+    LoadRetry {
+        passed: Lsn,
+    },
+    Settle {
+        epoch: u64,
+        settlement: Settlement,
+    },
+    Trip(Tripped),
+    Untrip(String),
+    /// Read the ids of what a topic's end holds, from this time on.
+    ReadTail {
+        topic: String,
+        since: PgTimestamp,
+    },
     /// Ask the cluster for a topic (and create it where that was asked for).
     Lookup(String),
     EraseStop,
@@ -145,6 +190,42 @@ pub enum Notice {
         partitions: i32,
     },
     TopicGrown(Grown),
+    /// A key is parked, or an event that has none.
+    Parked {
+        event_id: String,
+        key: Option<String>,
+        topic: String,
+        reason: Reason,
+        message: String,
+    },
+    /// What is wrong, and its remedy.
+    NotParked(String, String),
+    Tripped(Tripped),
+    TopicOpen {
+        topic: String,
+        is_by_hand: bool,
+    },
+    Retried {
+        letters: usize,
+        free: usize,
+    },
+    RetryFailed {
+        event_id: String,
+        message: String,
+    },
+    TailRead {
+        topic: String,
+        events: usize,
+        is_complete: bool,
+    },
+    TailUnread {
+        topic: String,
+        why: String,
+    },
+    /// Repeats are not looked for, and why.
+    AtLeastOnce {
+        why: String,
+    },
     Blocked {
         topics: Vec<String>,
     },
@@ -182,7 +263,8 @@ impl Notice {
         match self {
             Notice::TopicAbsent { topic, .. }
             | Notice::TopicDenied { topic, .. }
-            | Notice::TopicUnanswered { topic, .. } => topic.clone(),
+            | Notice::TopicUnanswered { topic, .. }
+            | Notice::TailUnread { topic, .. } => topic.clone(),
             other => format!("{:?}", std::mem::discriminant(other)),
         }
     }
@@ -196,6 +278,11 @@ impl Notice {
             | Notice::KafkaAnswers
             | Notice::TopicPresent { .. }
             | Notice::TopicGrown(_)
+            | Notice::TopicOpen { .. }
+            | Notice::Retried { .. }
+            | Notice::TailRead {
+                is_complete: true, ..
+            }
             | Notice::Draining { .. }
             | Notice::Stopped { .. }
             | Notice::HaltedEventPassed(_) => Severity::Info,
@@ -210,12 +297,118 @@ impl Notice {
             | Notice::ForeignTable { .. }
             | Notice::ClockSkew { .. }
             | Notice::BatchTooLarge
+            | Notice::RetryFailed { .. }
+            | Notice::TailRead { .. }
+            | Notice::TailUnread { .. }
+            | Notice::AtLeastOnce { .. }
             | Notice::WasAway(_) => Severity::Warning,
             Notice::OtherHistory(_)
+            | Notice::Parked { .. }
+            | Notice::NotParked(..)
+            | Notice::Tripped(_)
             | Notice::Failing(_)
             | Notice::TopicAbsent { .. }
             | Notice::TopicDenied { .. }
             | Notice::Blocked { .. } => Severity::Error,
+        }
+    }
+}
+
+impl Notice {
+    fn fmt_parked(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Notice::Parked {
+                event_id,
+                key,
+                topic,
+                reason,
+                message,
+            } => {
+                let of = match key {
+                    Some(key) => format!("key {key} is parked from event {event_id} on"),
+                    None => format!("event {event_id} (it has no key) is parked"),
+                };
+                let topic = if topic.is_empty() {
+                    "no topic"
+                } else {
+                    topic
+                };
+                write!(
+                    f,
+                    "{of}, {reason}, {topic}: {message}; remedy: walrelay dead-letters show {event_id}"
+                )
+            }
+            Notice::NotParked(what, remedy) => write!(
+                f,
+                "dead letters cannot be written, what they belong to is not confirmed: {what}; remedy: {remedy}"
+            ),
+            Notice::Tripped(Tripped {
+                topic,
+                reason,
+                message,
+                ..
+            }) => {
+                let (events, arg) = if topic.is_empty() {
+                    ("events without a topic".to_owned(), "''")
+                } else {
+                    (format!("events of topic {topic}"), topic.as_str())
+                };
+                write!(
+                    f,
+                    "{events} are held: {} different keys within 10 minutes would be parked, {reason} ({message}); that is no single bad event but an outage or a bad deploy; remedy: mend its cause, one held event a minute is tried and the first success lets all go; or park them: walrelay dead-letters park --topic {arg}",
+                    super::breaker::KEYS_MAX
+                )
+            }
+            Notice::TopicOpen { topic, is_by_hand } => write!(
+                f,
+                "topic {topic} is open again: {}",
+                if *is_by_hand {
+                    "what was held of it is parked, as was asked for"
+                } else {
+                    "an event of it was delivered"
+                }
+            ),
+            Notice::Retried { letters, free } => write!(
+                f,
+                "{letters} dead letters are delivered, {free} keys are free of them"
+            ),
+            Notice::RetryFailed { event_id, message } => write!(
+                f,
+                "the retry of event {event_id} failed, its key stays parked: {message}; remedy: walrelay dead-letters show {event_id}"
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    fn fmt_tail(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Notice::TailRead {
+                topic,
+                events,
+                is_complete,
+            } => {
+                write!(
+                    f,
+                    "the end of topic {topic} holds {events} events that may come again: those are passed over"
+                )?;
+                if *is_complete {
+                    Ok(())
+                } else {
+                    write!(
+                        f,
+                        "; there were more than are looked at, older ones may be repeated (consumers drop them by event_id)"
+                    )
+                }
+            }
+            Notice::TailUnread { topic, why } => write!(
+                f,
+                "the end of topic {topic} cannot be read, its events wait: {why}"
+            ),
+            Notice::AtLeastOnce { why } => write!(
+                f,
+                "{why}: after a crash of the relay events may be repeated (consumers drop them by event_id)"
+            ),
+            _ => Ok(()),
         }
     }
 }
@@ -275,6 +468,15 @@ impl fmt::Display for Notice {
                 f,
                 "topic {topic} has grown from {before} to {now} partitions: keys are spread over all of them from now on"
             ),
+            Notice::Parked { .. }
+            | Notice::NotParked(..)
+            | Notice::Tripped(_)
+            | Notice::TopicOpen { .. }
+            | Notice::Retried { .. }
+            | Notice::RetryFailed { .. } => self.fmt_parked(f),
+            Notice::TailRead { .. } | Notice::TailUnread { .. } | Notice::AtLeastOnce { .. } => {
+                self.fmt_tail(f)
+            }
             Notice::Blocked { topics } => write!(
                 f,
                 "everything waits: too many events are held for {}; remedy: create these topics, or run with --create-topics PARTITIONS, or grant this principal Write and Describe on them",
@@ -353,6 +555,7 @@ pub struct Led {
     pub stop: Option<Stop>,
     pub halted: Option<Halted>,
     pub consistent_point: Option<Lsn>,
+    pub parked: Parked,
 }
 
 /// What came of [`Order::SeekLead`].
@@ -401,6 +604,8 @@ pub struct Probed {
     pub has_lock: bool,
     /// The slot's `active_pid` is our walsender (asked only while streaming).
     pub has_slot: bool,
+    /// How often something was changed by hand among the dead letters.
+    pub touched: i64,
 }
 
 /// What was delivered since it was last asked.
@@ -410,6 +615,12 @@ pub struct Deliveries {
     pub by_topic: Vec<(String, u64, u64)>,
     /// The commit times of what was delivered, with the number of events of each.
     pub commit_times: Vec<(PgTimestamp, u64)>,
+    /// Events that were parked, by why.
+    pub parked: Vec<Reason>,
+    /// Dead letters that were delivered.
+    pub retried: u64,
+    /// Events that were found in their topic's end.
+    pub passed_over: u64,
 }
 
 /// How things stand, for metrics, `/readyz` and the live line.
@@ -437,6 +648,13 @@ pub struct Standing {
     pub silent: Option<Duration>,
     /// So many events are held that nothing more is taken.
     pub is_full: bool,
+    pub parked_keys: usize,
+    /// Keys that are being retried.
+    pub retried_keys: usize,
+    /// Why dead letters cannot be written.
+    pub not_parked: Option<Ill>,
+    /// Topics whose events are held, with how many are.
+    pub tripped: Vec<Tripped>,
 }
 
 /// Something that is wrong, and its remedy.

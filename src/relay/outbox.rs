@@ -11,7 +11,8 @@ use std::hash::{DefaultHasher, Hasher};
 use super::headers::read_headers;
 use super::mapping::{Clock, Mapping, Part};
 use super::stamp::{self, Kind};
-use crate::record::{Header, OWN_HEADERS};
+use crate::dead_letter::Reason;
+use crate::record::{Header, OWN_HEADERS, Record};
 use crate::wire::pgoutput::{Column, Oid, Relation, Tuple};
 
 /// Type oids that are fixed in every Postgres, and the names that a Type message has for them.
@@ -101,11 +102,14 @@ pub enum Unmapped {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct BadRow {
+    /// Of the row, or of the topic that it gives.
+    pub kind: Reason,
     pub reason: String,
 }
 
 fn bad(reason: impl Into<String>) -> BadRow {
     BadRow {
+        kind: Reason::MalformedRow,
         reason: reason.into(),
     }
 }
@@ -290,6 +294,13 @@ impl<'a> Row<'a> {
         self.get(shape.event_id).unwrap_or_default()
     }
 
+    /// `aggregate_type` and `aggregate_id` as they are stored, where they are.
+    #[must_use]
+    pub fn key(&self, shape: &Shape) -> (Option<&'a [u8]>, Option<&'a [u8]>) {
+        let aggregate_type = shape.aggregate_type.and_then(|index| self.get(index));
+        (aggregate_type, self.get(shape.aggregate_id))
+    }
+
     /// The topic's name into `topic`, the rest of the record as a draft.
     ///
     /// # Errors
@@ -324,7 +335,10 @@ impl<'a> Row<'a> {
                 &mapping.topics,
                 topic,
             )
-            .map_err(|e| bad(e.to_string()))?;
+            .map_err(|e| BadRow {
+                kind: Reason::InvalidTopic,
+                reason: e.to_string(),
+            })?;
         let value = match self.get(shape.payload) {
             Some(value) => Some(raw(value, shape.payload_is_bytea, mapping, Part::Payload)?),
             None => None,
@@ -346,6 +360,35 @@ impl<'a> Row<'a> {
             headers,
             forged_headers,
         })
+    }
+
+    /// What there is of a row that can be no record: for people to look at.
+    #[must_use]
+    pub fn remains(&self, shape: &Shape) -> Record<'static> {
+        let printed = |index: usize, is_bytea: bool| {
+            let bytes = self.get(index)?;
+            let raw = if is_bytea { from_hex(bytes) } else { None };
+            Some(raw.unwrap_or_else(|| bytes.to_vec()))
+        };
+        let [id, kind, aggregate] = OWN_HEADERS;
+        let named = [
+            (id, Some(shape.event_id)),
+            (kind, shape.event_type),
+            (aggregate, shape.aggregate_type),
+        ];
+        let headers = named.into_iter().filter_map(|(name, index)| {
+            let value = self.get(index?)?;
+            Some(own_header(name, value).into_owned())
+        });
+        let key = printed(shape.aggregate_id, shape.key_is_bytea);
+        Record {
+            topic: Cow::Borrowed(""),
+            partition: -1,
+            key: Cow::Owned(key.unwrap_or_default()),
+            value: printed(shape.payload, shape.payload_is_bytea).map(Cow::Owned),
+            timestamp_ms: None,
+            headers: headers.collect(),
+        }
     }
 
     /// Those that columns give: `event_id` first.
@@ -432,7 +475,9 @@ fn own_header<'a>(name: &'static str, value: &'a [u8]) -> Header<'a> {
     }
 }
 
-fn key_hash(aggregate_type: Option<&[u8]>, aggregate_id: &[u8]) -> u64 {
+/// The hash of what keeps its order.
+#[must_use]
+pub fn key_hash(aggregate_type: Option<&[u8]>, aggregate_id: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     if let Some(aggregate_type) = aggregate_type {
         hasher.write(aggregate_type);

@@ -21,6 +21,8 @@ enum Known {
     Denied(Right),
     /// The cluster did not answer, and why.
     Silent(String),
+    /// No topic: what rows have whose topic can be none. Never asked for.
+    Nowhere,
 }
 
 #[derive(Debug)]
@@ -32,6 +34,12 @@ struct Topic {
     partitions: Option<i32>,
     /// There are more by now: new events wait until nothing of the topic is on its way.
     growth: Option<i32>,
+    /// The breaker holds its events.
+    is_tripped: bool,
+    /// `max.message.bytes`, where the cluster lets us read it.
+    limit: Option<usize>,
+    /// Since when the cluster says, without a break, that it has no such topic.
+    absent_since: Option<Moment>,
     is_asked: bool,
     ask_at: Moment,
 }
@@ -65,12 +73,20 @@ impl Topics {
         }
         let id = u16::try_from(self.list.len()).ok()?;
         self.by_name.insert(name.to_owned(), id);
-        self.open += 1;
+        let is_nowhere = name.is_empty();
+        self.open += usize::from(!is_nowhere);
         self.list.push(Topic {
             name: name.to_owned(),
-            known: Known::Asking,
+            known: if is_nowhere {
+                Known::Nowhere
+            } else {
+                Known::Asking
+            },
             partitions: None,
             growth: None,
+            is_tripped: false,
+            limit: None,
+            absent_since: None,
             is_asked: false,
             ask_at: Moment::ZERO,
         });
@@ -82,9 +98,21 @@ impl Topics {
         &self.list[usize::from(id)].name
     }
 
-    /// The number of partitions, where the topic is known to exist and none is being added.
+    /// The number of partitions, where the topic is known to exist, none is being added and its
+    /// events are not held.
     #[must_use]
     pub fn partitions(&self, id: u16) -> Option<i32> {
+        let is_tripped = self.list[usize::from(id)].is_tripped;
+        if is_tripped {
+            None
+        } else {
+            self.partitions_anyway(id)
+        }
+    }
+
+    /// As [`Topics::partitions`], of a topic whose events are held, too.
+    #[must_use]
+    pub fn partitions_anyway(&self, id: u16) -> Option<i32> {
         let topic = &self.list[usize::from(id)];
         match topic.known {
             Known::Present if topic.growth.is_none() => topic.partitions,
@@ -92,8 +120,57 @@ impl Topics {
             | Known::Asking
             | Known::Absent
             | Known::Denied(_)
-            | Known::Silent(_) => None,
+            | Known::Silent(_)
+            | Known::Nowhere => None,
         }
+    }
+
+    /// The size above which a record is refused, before it is compressed, in bytes; `None` where
+    /// that is not known.
+    #[must_use]
+    pub fn limit(&self, id: u16) -> Option<usize> {
+        self.list[usize::from(id)].limit
+    }
+
+    /// The topic's events are held.
+    pub fn trip(&mut self, name: &str) {
+        if let Some(id) = self.id(name) {
+            self.list[usize::from(id)].is_tripped = true;
+        }
+    }
+
+    pub fn untrip(&mut self, name: &str) {
+        if let Some(id) = self.by_name.get(name) {
+            self.list[usize::from(*id)].is_tripped = false;
+        }
+    }
+
+    pub fn untrip_all(&mut self) {
+        for topic in &mut self.list {
+            topic.is_tripped = false;
+        }
+    }
+
+    /// Topics that the cluster has not had for longer than the grace time.
+    #[must_use]
+    pub fn given_up(&self, now: Moment, grace: Duration) -> Vec<u16> {
+        if self.open == 0 {
+            return Vec::new();
+        }
+        self.by_name
+            .values()
+            .copied()
+            .filter(|id| self.is_given_up(*id, now, grace))
+            .collect()
+    }
+
+    #[must_use]
+    pub fn is_given_up(&self, id: u16, now: Moment, grace: Duration) -> bool {
+        let topic = &self.list[usize::from(id)];
+        !topic.is_tripped
+            && topic
+                .absent_since
+                .is_some_and(|since| now.saturating_sub(since) >= grace)
     }
 
     /// The cluster's answer. Returns whether the topic has just become usable.
@@ -106,8 +183,21 @@ impl Topics {
         topic.is_asked = false;
         topic.ask_at = now + ASK_AGAIN;
         let was_present = matches!(topic.known, Known::Present);
+        if matches!(topic.known, Known::Nowhere) {
+            return false;
+        }
+        topic.absent_since = match state {
+            TopicState::Absent => topic.absent_since.or(Some(now)),
+            // Silence is no answer: it neither begins the grace time nor ends it.
+            TopicState::Unknown(_) => topic.absent_since,
+            TopicState::Present { .. } | TopicState::Denied(_) => None,
+        };
         topic.known = match state {
-            TopicState::Present { partitions, .. } => {
+            TopicState::Present {
+                partitions,
+                max_message_bytes,
+            } => {
+                topic.limit = max_message_bytes.or(topic.limit);
                 topic.partitions = topic.partitions.or(Some(*partitions));
                 Known::Present
             }
@@ -172,7 +262,8 @@ impl Topics {
         }
         for topic in &mut self.list {
             let is_present = matches!(topic.known, Known::Present);
-            if !is_present && !topic.is_asked && now >= topic.ask_at {
+            let is_nowhere = matches!(topic.known, Known::Nowhere);
+            if !is_present && !is_nowhere && !topic.is_asked && now >= topic.ask_at {
                 topic.is_asked = true;
                 names.push(topic.name.clone());
             }
@@ -187,7 +278,7 @@ impl Topics {
         }
         self.list
             .iter()
-            .filter(|t| !t.is_asked && !matches!(t.known, Known::Present))
+            .filter(|t| !t.is_asked && !matches!(t.known, Known::Present | Known::Nowhere))
             .map(|t| t.ask_at)
             .min()
     }
@@ -203,9 +294,10 @@ impl Topics {
     /// Will the cluster's answer to a question of now decide about this topic?
     #[must_use]
     pub fn may_come(&self, id: u16) -> bool {
-        match self.list[usize::from(id)].known {
-            Known::Asking | Known::Present => true,
-            Known::Absent | Known::Denied(_) | Known::Silent(_) => false,
+        let topic = &self.list[usize::from(id)];
+        match topic.known {
+            Known::Asking | Known::Present => !topic.is_tripped,
+            Known::Absent | Known::Denied(_) | Known::Silent(_) | Known::Nowhere => false,
         }
     }
 
@@ -213,7 +305,7 @@ impl Topics {
     #[must_use]
     pub fn why_not(&self, id: u16) -> Option<WhyNot> {
         match &self.list[usize::from(id)].known {
-            Known::Asking | Known::Present => None,
+            Known::Asking | Known::Present | Known::Nowhere => None,
             Known::Absent => Some(WhyNot::Absent),
             Known::Denied(right) => Some(WhyNot::Denied(*right)),
             Known::Silent(why) => Some(WhyNot::Silent(why.clone())),
@@ -230,15 +322,16 @@ impl Topics {
 
     /// Every topic's name: to ask whether they are all still there.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.list.iter().map(|t| t.name.as_str())
+        let named = self.list.iter().filter(|t| !t.name.is_empty());
+        named.map(|t| t.name.as_str())
     }
 
     /// What was known may be wrong and nothing is on its way: every topic is asked for again
     /// before its next event.
     pub fn doubt_all(&mut self) {
-        self.open = self.list.len();
+        self.open = self.list.iter().filter(|t| !t.name.is_empty()).count();
         self.growing.clear();
-        for topic in &mut self.list {
+        for topic in self.list.iter_mut().filter(|t| !t.name.is_empty()) {
             topic.known = Known::Asking;
             topic.partitions = None;
             topic.growth = None;

@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
+use super::poison::behind_another;
 use super::{
-    Class, Close, Ill, KafkaCode, Lead, Lsn, Machine, Moment, Notice, Order, Poisoned, Producer,
-    Purge, RECHECK_INTERVAL, REST_MAX, REST_MIN, Reopen, Report, STAMPLESS, Solo, Stamps, Stream,
-    Ticket, TopicState,
+    Class, Close, Ill, KafkaCode, Lead, Lsn, Machine, Moment, Notice, Order, PgTimestamp, Producer,
+    Purge, RECHECK_INTERVAL, REST_MAX, REST_MIN, Reopen, Report, STAMPLESS, Stamps, Stream, Ticket,
+    TopicState,
 };
 use crate::error::kafka;
 use crate::record::Record;
 use crate::relay::held::Waiting;
 use crate::relay::mapping::Part;
+use crate::relay::orders::Heard;
 use crate::relay::route;
 
 impl Machine {
@@ -39,6 +41,9 @@ impl Machine {
         };
         self.progress_at = now;
         self.refused = None;
+        if !self.suspects.is_empty() {
+            self.suspects.remove(&ticket);
+        }
         let topic = usize::from(delivered.topic);
         if self.tally.len() <= topic {
             self.tally.resize(topic + 1, (0, 0));
@@ -52,13 +57,7 @@ impl Machine {
                 .commit_times
                 .push((delivered.commit_time, 1)),
         }
-        if self.gate == Some(ticket) {
-            self.gate = None;
-            if let Some(halted) = self.halted.take() {
-                self.say(Notice::HaltedEventPassed(halted.event_id));
-                self.orders.push_back(Order::ClearHalted);
-            }
-        }
+        self.passed_gate(ticket);
     }
 
     pub(super) fn flush_tally(&mut self) {
@@ -80,14 +79,8 @@ impl Machine {
         if is_cause && self.cause.is_none() {
             self.cause = Some(code);
         }
-        if let Some(solo) = &mut self.solo
-            && class == Class::Poison
-            && solo.sent.as_ref().is_some_and(|sent| sent.0 == ticket)
-        {
-            solo.suspect = match solo.suspect {
-                Some((known, _, times)) if known == ticket => Some((ticket, code, times + 1)),
-                Some(_) | None => Some((ticket, code, 1)),
-            };
+        if class == Class::Poison {
+            self.suspects.insert(ticket, code);
         }
     }
 
@@ -103,14 +96,17 @@ impl Machine {
         self.orders.push_back(Order::Rebuild(purge));
     }
 
-    /// The producer is new, every report of the old one has been seen.
-    pub fn on_rebuilt(&mut self, now: Moment) {
+    /// The producer is new, every report of the old one has been seen. `heard`: the broker was
+    /// heard out; else what was reported as purged may have been written.
+    pub fn on_rebuilt(&mut self, heard: Heard, now: Moment) {
         let Producer::Rebuilding { forget } = self.producer else {
             return;
         };
         self.held.clear();
-        self.poisoned = None;
-        self.gate = None;
+        // An event that was set aside is not read again, and goes on being what it is.
+        let is_aside = |ticket| self.ledger.is_aside(ticket);
+        self.gate = self.gate.filter(|gate| is_aside(*gate));
+        self.poisoned.take_if(|poisoned| !self.ledger.is_aside(poisoned.ticket));
         self.release_due = false;
         self.producer = Producer::Ready;
         // Refused without a reason of its own: the producer itself was dead.
@@ -121,6 +117,9 @@ impl Machine {
             self.close(Close::Abort, Reopen::At(now));
         } else {
             self.ledger.lose_all();
+            if heard == Heard::NotAll && self.ledger.lost_events() > 0 {
+                self.start_tails();
+            }
             let rest = self.classify_cause(cause, now);
             if self.ledger.lost_events() > 0 {
                 if rest > Duration::ZERO {
@@ -136,10 +135,16 @@ impl Machine {
     pub(super) fn forget(&mut self) {
         self.ledger.forget();
         self.refused = None;
-        self.solo = None;
+        self.suspects.clear();
+        self.suspicion = None;
+        self.forget_parked();
+        self.start_tails();
         self.received_ever = Lsn::INVALID;
         self.highest_reported = None;
         if let Some(stop) = self.resume.take() {
+            if stop.complete {
+                self.tails.stop();
+            }
             self.ledger.resume(stop.last, stop.open);
             self.highest_reported = Some(stop.reported);
         }
@@ -150,6 +155,20 @@ impl Machine {
         let Some(code) = cause else {
             return Duration::ZERO;
         };
+        let entry = kafka::entry(code);
+        self.say_refused(code, now);
+        match entry.class {
+            Class::Poison => self.isolate(code, now),
+            Class::Transient | Class::Fatal | Class::Definite | Class::Consequence => {
+                self.topics.doubt_all();
+                let rest = self.rest;
+                self.rest = (self.rest * 2).min(REST_MAX);
+                rest
+            }
+        }
+    }
+
+    pub(super) fn say_refused(&mut self, code: KafkaCode, now: Moment) {
         let entry = kafka::entry(code);
         self.refused = Some(Ill {
             what: format!("the broker refuses: {} ({})", entry.name, code.0),
@@ -162,60 +181,29 @@ impl Machine {
             },
             now,
         );
-        match entry.class {
-            Class::Poison => self.isolate(code, now),
-            Class::Transient | Class::Fatal | Class::Definite | Class::Consequence => {
-                self.topics.doubt_all();
-                let rest = self.rest;
-                self.rest = (self.rest * 2).min(REST_MAX);
-                rest
-            }
-        }
     }
 
+    /// Who of the refused batch was it? They are sent apart when they come again.
     pub(super) fn isolate(&mut self, code: KafkaCode, now: Moment) -> Duration {
         const INVALID_TIMESTAMP: KafkaCode = KafkaCode(32);
         if code == INVALID_TIMESTAMP
             && let Some(kept) = self.drop_stamps(now)
         {
             self.say(Notice::ClockSkew { kept });
+            self.suspects.clear();
             return Duration::ZERO;
         }
-        let below = self.ledger.taken_below();
-        match &mut self.solo {
-            Some(solo) => {
-                solo.below = solo.below.max(below);
-                if let Some((ticket, code, times)) = solo.suspect
-                    && times >= 2
-                    && let Some((_, event_id)) = solo.sent.clone().filter(|s| s.0 == ticket)
-                {
-                    let entry = kafka::entry(code);
-                    let poisoned = Poisoned {
-                        ticket,
-                        event_id,
-                        lsn: self.current_lsn,
-                        reason: format!("the broker refuses it alone: {} ({})", entry.name, code.0),
-                        remedy: entry.remedy.to_owned(),
-                    };
-                    self.halt(&poisoned, now);
-                }
-            }
-            None => {
-                self.solo = Some(Solo {
-                    below,
-                    sent: None,
-                    suspect: None,
-                    code,
-                });
-            }
-        }
+        self.suspicion = Some(code);
+        // Its limits may have changed.
+        let names = self.topics.names().map(str::to_owned);
+        self.orders.extend(names.map(Order::Lookup));
         Duration::ZERO
     }
 
     /// For a minute, the timestamps that the broker is likely to have refused are not given: of a
     /// column's first those that are ahead of the commit, so that one wrong date does not take its
     /// neighbours' times. `None`: nothing was given any more.
-    fn drop_stamps(&mut self, now: Moment) -> Option<Stamps> {
+    pub(super) fn drop_stamps(&mut self, now: Moment) -> Option<Stamps> {
         let is_column = self.settings.mapping.columns.get(Part::Timestamp).is_some();
         let kept = match self.stamps(now) {
             Stamps::All if is_column => Stamps::Past,
@@ -232,10 +220,15 @@ impl Machine {
     }
 
     /// The timestamp that a record is given; `None` is the time of sending.
-    pub(in crate::relay) fn stamp(&self, millis: i64, now: Moment) -> Option<i64> {
+    pub(in crate::relay) fn stamp(
+        &self,
+        millis: i64,
+        committed: PgTimestamp,
+        now: Moment,
+    ) -> Option<i64> {
         let is_given = match self.stamps(now) {
             Stamps::All => true,
-            Stamps::Past => millis <= self.current_time.unix_millis(),
+            Stamps::Past => millis <= committed.unix_millis(),
             Stamps::None => false,
         };
         (millis >= 0 && is_given).then_some(millis)
@@ -303,20 +296,12 @@ impl Machine {
         }
         self.pump_growth();
         self.pump_held(now);
-        let load = self.ledger.load();
-        if self.solo.as_ref().is_some_and(|solo| {
-            self.ledger.delivered_below() >= solo.below && load.in_flight_events == 0
-        }) {
-            let solo = self.solo.take().expect("checked above");
-            if solo.suspect.is_none() && matches!(solo.code.0, 10 | 18) {
-                self.say(Notice::BatchTooLarge);
-            }
-        }
+        self.pump_tails(now);
         self.pump_stall(now);
     }
 
     pub(super) fn pump_stall(&mut self, now: Moment) {
-        let is_in_flight = self.ledger.load().in_flight_events > 0;
+        let is_in_flight = self.ledger.load().in_flight_events > 0 || self.trial.is_out();
         let is_held_up = !self.has_room() || self.topics.is_unanswered();
         let is_blocked = is_in_flight || (!self.held.is_empty() && is_held_up);
         if !is_blocked {
@@ -359,48 +344,84 @@ impl Machine {
         if self.held.is_empty() || self.producer != Producer::Ready || self.lead != Lead::Held {
             return;
         }
+        // The event at which an earlier run halted goes alone; it is being tried.
+        if self.gate.is_some() {
+            return;
+        }
         let load = self.ledger.load();
-        let room = if self.gate.is_some() {
-            // The event at which an earlier run halted goes alone.
-            usize::from(load.in_flight_events == 0)
-        } else {
-            self.in_flight_events_max()
-                .saturating_sub(load.in_flight_events)
-        };
+        let room = self
+            .settings
+            .in_flight_events_max
+            .saturating_sub(load.in_flight_events);
         let is_worth_it =
             load.in_flight_events == 0 || room >= self.settings.in_flight_events_max / 4;
-        if !(self.release_due || self.gate.is_some()) || !is_worth_it || room == 0 {
+        if !self.release_due || !is_worth_it || room == 0 {
             return;
         }
         let room_bytes = self
             .settings
             .in_flight_bytes_max
             .saturating_sub(load.in_flight_bytes);
-        let (released, ran_out) = self.held.release(&self.topics, room, room_bytes);
+        let (topics, tails, trial) = (&self.topics, &self.tails, &self.trial);
+        let (released, ran_out) = self.held.release(
+            |waiting| {
+                let at = waiting.origin.position.commit_lsn;
+                topics.partitions(waiting.topic).is_some() && tails.is_read(waiting.topic, at)
+            },
+            |key| trial.has_key(key),
+            room,
+            room_bytes,
+        );
         self.release_due = ran_out;
         for waiting in released {
-            let Waiting {
-                ticket,
-                topic,
-                partition,
-                mut record,
-                ..
-            } = waiting;
-            let partitions = self.topics.partitions(topic).expect("released as present");
-            match route::choose(partition, &record.key, &record.topic, partitions) {
-                Ok(partition) => record.partition = partition,
-                Err(error) => {
-                    let event_id = record.headers.first().and_then(|h| h.value.as_deref());
-                    self.no_partition(ticket, event_id.unwrap_or_default(), &error);
-                    // It is the first to be found, and nothing behind it is sent.
-                    self.held.forget_from(ticket);
-                    return;
-                }
-            }
-            record.timestamp_ms = record.timestamp_ms.and_then(|ms| self.stamp(ms, now));
-            self.note_sent(ticket, &record, topic, now);
-            self.orders.push_back(Order::Send(ticket, record));
+            self.send_released(waiting, now);
         }
+    }
+
+    fn send_released(&mut self, mut waiting: Waiting, now: Moment) {
+        // One that was released with it may have been parked, or is tried, since.
+        if self.is_behind(&waiting) {
+            self.park(waiting, behind_another());
+            return;
+        }
+        if self.trial.has_key(waiting.key) || self.held.has_key(waiting.key) {
+            self.ledger
+                .held(waiting.ticket, waiting.topic, waiting.record.size());
+            self.held.put_back(waiting);
+            return;
+        }
+        if let Some(why) = waiting.verdict.take() {
+            self.condemn(waiting, why, now);
+            return;
+        }
+        let origin = &waiting.origin;
+        let at = origin.position.commit_lsn;
+        if self.tails.has(waiting.topic, at, &origin.event_id) {
+            self.found_in_tail(waiting.ticket, now);
+            return;
+        }
+        let topic = waiting.topic;
+        let partitions = self.topics.partitions(topic).expect("released as present");
+        let record = &mut waiting.record;
+        match route::choose(waiting.partition, &record.key, &record.topic, partitions) {
+            Ok(partition) => record.partition = partition,
+            Err(error) => {
+                let why = self.no_partition(&error);
+                self.condemn(waiting, why, now);
+                return;
+            }
+        }
+        if let Some(why) = self.apart(waiting.ticket, topic, record_bytes(&waiting.record)) {
+            self.try_apart(waiting, why);
+            return;
+        }
+        let committed = waiting.origin.commit_time;
+        let mut record = waiting.record;
+        record.timestamp_ms = record
+            .timestamp_ms
+            .and_then(|ms| self.stamp(ms, committed, now));
+        self.note_sent(waiting.ticket, &record, topic, now);
+        self.orders.push_back(Order::Send(waiting.ticket, record));
     }
 
     pub(in crate::relay) fn note_sent(
@@ -414,16 +435,12 @@ impl Machine {
             self.progress_at = now;
         }
         self.ledger.sent(ticket, topic, record.size());
-        if let Some(solo) = &mut self.solo {
-            solo.sent = Some((ticket, record.event_id()));
-        } else if self.gate == Some(ticket) {
-            let event_id = self.halted.as_ref().map(|h| h.event_id.clone());
-            self.solo = Some(Solo {
-                below: Ticket(ticket.0 + 1),
-                sent: Some((ticket, event_id.unwrap_or_default())),
-                suspect: None,
-                code: KafkaCode(0),
-            });
-        }
     }
+}
+
+/// What a record takes of its topic's limit before it is compressed, in bytes.
+pub(in crate::relay) fn record_bytes(record: &Record<'_>) -> usize {
+    let headers = record.headers.iter();
+    let headers = headers.map(|h| h.name.len() + h.value.as_ref().map_or(0, |v| v.len()) + 4);
+    record.size().content + headers.sum::<usize>()
 }

@@ -97,6 +97,7 @@ impl Machine {
         let awaits_commit = self.awaits_commit();
         // What waits for no more than its topic's answer is as good as on its way.
         let may_go = self.lead == Lead::Held && self.held.may_go(&self.topics);
+        let is_set_aside = self.trial.is_empty() && self.parking.is_idle();
         let Some(ending) = &mut self.ending else {
             return;
         };
@@ -106,6 +107,7 @@ impl Machine {
         ending.commit_by = None;
         let is_drained = self.ledger.load().in_flight_events == 0
             && !may_go
+            && is_set_aside
             && !matches!(self.producer, Producer::Rebuilding { .. });
         if ending.is_storing {
             if now >= ending.deadline {

@@ -65,10 +65,15 @@ impl Machine {
             self.rebuild(Purge::Everything, true);
             self.resume.clone_from(&led.stop);
         }
-        if !self.has_led
-            && let Some(stop) = &led.stop
-        {
-            self.ledger = Ledger::resumed(stop.last, stop.open.clone());
+        if !self.has_led {
+            // Where nobody ever led, nothing was ever sent; who may not write leaves no name.
+            let is_first = led.is_writable && led.previous_leader.is_none();
+            if !is_first && !led.stop.as_ref().is_some_and(|stop| stop.complete) {
+                self.start_tails();
+            }
+            if let Some(stop) = &led.stop {
+                self.ledger = Ledger::resumed(stop.last, stop.open.clone());
+            }
         }
         if !(self.has_led && was_ours) {
             // Whoever led in between may have halted.
@@ -85,6 +90,8 @@ impl Machine {
         }
         self.has_led = true;
         self.generation = led.generation;
+        self.is_looking = false;
+        self.learn_parked(led.parked, now);
         self.is_writable = led.is_writable;
         self.say(Notice::Leading);
         if matches!(self.stream, Stream::Closed(Reopen::At(_))) {
@@ -134,6 +141,9 @@ impl Machine {
 
     /// `stream_open` says whether the replication session is the one that was asked about.
     pub fn on_probe(&mut self, probed: &Probed, now: Moment) {
+        if probed.has_lock && probed.touched != self.touched {
+            self.is_touched = true;
+        }
         self.probe_sent_at = None;
         self.probe_at = now + PROBE_INTERVAL;
         if !probed.has_lock {

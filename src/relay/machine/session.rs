@@ -15,6 +15,8 @@ impl Machine {
         self.closed_because = None;
         // Before anything else: no position of an earlier session may be reported in this one.
         self.ledger.session_started(opened.confirmed_flush);
+        self.confirmed = opened.confirmed_flush;
+        self.tails.opened(opened.xlogpos);
         self.feedback = Feedback::new(now);
         self.shape = None;
         self.unfit_from = opened.unfit.clone().map(|why| (opened.xlogpos, why));

@@ -26,6 +26,10 @@ impl Machine {
             stuck_event: self.stuck_event(),
             refused: self.refused.clone(),
             silent: self.silent(now),
+            parked_keys: self.parked.count(),
+            retried_keys: self.parked.retried(),
+            not_parked: self.parking.trouble.clone(),
+            tripped: self.breaker.tripped().cloned().collect(),
             is_full: !self.held.is_empty() && self.ledger.span() >= self.span_events_max(),
         }
     }

@@ -1,0 +1,175 @@
+//! Which keys are parked, and from which position on. The dead letters themselves are in the
+//! table; of a key there is one entry here, of its bytes and some sixty more.
+
+use std::collections::{HashMap, HashSet};
+
+use super::outbox::key_hash;
+use crate::dead_letter::{EventKey, Parked, Position};
+
+#[derive(Debug)]
+struct Entry {
+    from: Position,
+    is_retried: bool,
+    /// The look at the database that was the last one begun when the key was parked.
+    since_look: u64,
+}
+
+#[derive(Debug, Default)]
+pub struct ParkedKeys {
+    /// By hash; two keys that share one stand in one list.
+    keys: HashMap<u64, Vec<(EventKey, Entry)>>,
+    count: usize,
+    retried: usize,
+    /// Events that are settled, or parked without a key, and may be sent again.
+    settled: HashSet<Vec<u8>>,
+    looks: u64,
+}
+
+/// The key's hash, as `Held` and all else that keeps order has it.
+#[must_use]
+pub fn hash_of(key: &EventKey) -> u64 {
+    key_hash(key.aggregate_type.as_deref(), &key.aggregate_id)
+}
+
+impl ParkedKeys {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0 && self.settled.is_empty()
+    }
+
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Keys whose retry was asked for.
+    #[must_use]
+    pub fn retried(&self) -> usize {
+        self.retried
+    }
+
+    fn entry(&self, hash: u64, aggregate_type: Option<&[u8]>, id: &[u8]) -> Option<&Entry> {
+        let list = self.keys.get(&hash)?;
+        let found = list.iter().find(|(key, _)| {
+            *key.aggregate_id == *id && key.aggregate_type.as_deref() == aggregate_type
+        })?;
+        Some(&found.1)
+    }
+
+    fn entry_mut(&mut self, key: &EventKey) -> Option<&mut Entry> {
+        let list = self.keys.get_mut(&hash_of(key))?;
+        let found = list.iter_mut().find(|(own, _)| own == key)?;
+        Some(&mut found.1)
+    }
+
+    /// Is an event of this key at this position to be parked behind another?
+    #[must_use]
+    pub fn holds(
+        &self,
+        hash: u64,
+        aggregate_type: Option<&[u8]>,
+        aggregate_id: &[u8],
+        at: Position,
+    ) -> bool {
+        self.count > 0
+            && self
+                .entry(hash, aggregate_type, aggregate_id)
+                .is_some_and(|entry| at >= entry.from)
+    }
+
+    #[must_use]
+    pub fn is_parked(&self, key: &EventKey) -> bool {
+        self.entry(hash_of(key), key.aggregate_type.as_deref(), &key.aggregate_id)
+            .is_some()
+    }
+
+    #[must_use]
+    pub fn is_retried(&self, key: &EventKey) -> bool {
+        self.entry(hash_of(key), key.aggregate_type.as_deref(), &key.aggregate_id)
+            .is_some_and(|entry| entry.is_retried)
+    }
+
+    /// Was this event delivered, discarded, or parked without a key before?
+    #[must_use]
+    pub fn is_settled(&self, event_id: &[u8]) -> bool {
+        !self.settled.is_empty() && self.settled.contains(event_id)
+    }
+
+    /// Parks a key from here on. Returns whether it was not before.
+    pub fn park(&mut self, key: &EventKey, from: Position) -> bool {
+        let since_look = self.looks;
+        if let Some(entry) = self.entry_mut(key) {
+            entry.from = entry.from.min(from);
+            return false;
+        }
+        self.insert(key.clone(), from, false, since_look);
+        true
+    }
+
+    fn insert(&mut self, key: EventKey, from: Position, is_retried: bool, since_look: u64) {
+        let entry = Entry {
+            from,
+            is_retried,
+            since_look,
+        };
+        self.keys.entry(hash_of(&key)).or_default().push((key, entry));
+        self.count += 1;
+        self.retried += usize::from(is_retried);
+    }
+
+    /// The key's events are published again.
+    pub fn unpark(&mut self, key: &EventKey) {
+        let hash = hash_of(key);
+        let Some(list) = self.keys.get_mut(&hash) else {
+            return;
+        };
+        if let Some(index) = list.iter().position(|(own, _)| own == key) {
+            let (_, entry) = list.swap_remove(index);
+            self.count -= 1;
+            self.retried -= usize::from(entry.is_retried);
+        }
+        if list.is_empty() {
+            self.keys.remove(&hash);
+        }
+    }
+
+    /// The retry of the key failed: it is not tried again by itself.
+    pub fn give_up_retry(&mut self, key: &EventKey) {
+        if let Some(entry) = self.entry_mut(key)
+            && std::mem::take(&mut entry.is_retried)
+        {
+            self.retried -= 1;
+        }
+    }
+
+    /// A look at the database begins: what is parked from now on it need not show.
+    pub fn look(&mut self) {
+        self.looks += 1;
+    }
+
+    /// What the look showed. A key that it does not show has no dead letter any more (they were
+    /// discarded), unless it was parked since, or some of it `is_under_way` to the table.
+    pub fn looked(&mut self, parked: Parked, is_under_way: impl Fn(&EventKey) -> bool) {
+        let mut old = std::mem::take(self);
+        self.looks = old.looks;
+        self.settled = parked.settled.into_iter().collect();
+        for shown in parked.keys {
+            self.insert(shown.key, shown.from, shown.is_retried, 0);
+        }
+        for (key, entry) in old.keys.drain().flat_map(|(_, list)| list) {
+            let is_newer = entry.since_look >= old.looks || is_under_way(&key);
+            if is_newer && !self.is_parked(&key) {
+                self.insert(key, entry.from, entry.is_retried, entry.since_look);
+            }
+        }
+    }
+
+    /// Everything, for another history or another leader.
+    pub fn clear(&mut self) {
+        let looks = self.looks;
+        *self = ParkedKeys {
+            looks,
+            ..ParkedKeys::default()
+        };
+    }
+}

@@ -662,6 +662,7 @@ mod tests {
             partitions,
             rights: Some(Rights {
                 write: true,
+                read: true,
                 describe_configs: true,
             }),
         }
@@ -738,6 +739,7 @@ mod tests {
         let mut mute = topic(vec![partition(0, 3, 3)]);
         mute.rights = Some(Rights {
             write: false,
+            read: true,
             describe_configs: true,
         });
         let said = look_at(Ok(mute), &[]);

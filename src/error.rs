@@ -94,6 +94,7 @@ pub enum Class {
 pub mod kafka {
     use super::{Class, KafkaCode};
 
+    pub const REQUEST_TIMED_OUT: KafkaCode = KafkaCode(7);
     pub const MSG_SIZE_TOO_LARGE: KafkaCode = KafkaCode(10);
     pub const UNKNOWN_TOPIC_OR_PART: KafkaCode = KafkaCode(3);
     pub const PURGE_QUEUE: KafkaCode = KafkaCode(-152);

@@ -34,11 +34,26 @@ mod seam {
     pub fn reached<'a>(_: Point, _: impl FnOnce() -> &'a str) -> Result<(), Injected> {
         Ok(())
     }
+
+    /// # Errors
+    /// Never.
+    #[inline]
+    pub fn sending(_: usize, _: impl FnOnce() -> String) -> Result<(), Injected> {
+        Ok(())
+    }
+
+    /// # Errors
+    /// Never.
+    #[inline]
+    pub fn delivered(_: usize) -> Result<(), Injected> {
+        Ok(())
+    }
 }
 
 #[cfg(feature = "faults")]
 mod seam {
     use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::{Injected, Point};
 
@@ -83,6 +98,40 @@ mod seam {
         }
     }
 
+    /// Ticket of the event whose delivery is to go wrong: reports name no more than that.
+    static MEANT: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+    /// A record is about to be given to the Kafka client.
+    ///
+    /// # Errors
+    /// One was planned for here.
+    pub fn sending(ticket: usize, event_id: impl FnOnce() -> String) -> Result<(), Injected> {
+        let Some(planned) = planned() else {
+            return Ok(());
+        };
+        let event_id = event_id();
+        let meant = planned.event_id.as_deref();
+        if planned.point == name(Point::Delivered) && meant.is_none_or(|meant| meant == event_id) {
+            MEANT.store(ticket, Ordering::Relaxed);
+        }
+        reached(Point::Send, || &event_id)
+    }
+
+    /// The broker has acknowledged it.
+    ///
+    /// # Errors
+    /// One was planned for here.
+    pub fn delivered(ticket: usize) -> Result<(), Injected> {
+        let Some(planned) = planned() else {
+            return Ok(());
+        };
+        if MEANT.load(Ordering::Relaxed) != ticket {
+            return Ok(());
+        }
+        let id = planned.event_id.clone().unwrap_or_default();
+        reached(Point::Delivered, || &id)
+    }
+
     /// `event_id` is asked for only where a fault is planned.
     ///
     /// # Errors
@@ -119,4 +168,4 @@ mod seam {
     }
 }
 
-pub use seam::reached;
+pub use seam::{delivered, reached, sending};

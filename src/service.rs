@@ -10,7 +10,9 @@
 //! on the side that answer over a channel.
 
 mod health;
+mod apart;
 mod jobs;
+mod letters;
 mod pace;
 mod words;
 
@@ -25,6 +27,7 @@ use tokio::task::JoinHandle;
 
 use crate::config::RunConfig;
 use crate::error::{self, Class, DbError, Exit, Failure};
+use crate::fault;
 
 use crate::io::kafka::{self, Publisher};
 use crate::io::side::Side;
@@ -35,7 +38,7 @@ use crate::relay::Moment;
 use crate::relay::intake::Outlet;
 use crate::relay::machine::Machine;
 use crate::relay::orders::{
-    Close, Notice, OpenError, Order, Probed, Purge, Settings, Severity, StreamEnd,
+    Close, Heard, Notice, OpenError, Order, Probed, Purge, Settings, Severity, StreamEnd,
 };
 use crate::telemetry::{self, Peer};
 use health::{Sampler, Vitals};
@@ -84,6 +87,8 @@ pub async fn run_with(
     stop: StopBy,
 ) -> Result<(), Failure> {
     let settings = Settings {
+        on_poison: config.on_poison,
+        topic_grace: config.topic_grace,
         mapping: config.mapping.clone(),
         process_id: process_id()?,
         in_flight_events_max: IN_FLIGHT_EVENTS_MAX,
@@ -100,6 +105,7 @@ pub async fn run_with(
     let mut service = Service {
         machine: Machine::new(settings, now),
         publisher: Publisher::new(&kafka)?,
+        apart: None,
         surroundings: Arc::new(Surroundings {
             source: config.source,
             topics: config.mapping.constant_topic().into_iter().collect(),
@@ -156,6 +162,8 @@ pub fn process_id() -> Result<String, Failure> {
 struct Service {
     machine: Machine,
     publisher: Publisher,
+    /// Of what is sent apart; made when there is something for the first time.
+    apart: Option<Publisher>,
     surroundings: Arc<Surroundings>,
     vitals: Vitals,
     tell: mpsc::UnboundedSender<Done>,
@@ -185,6 +193,8 @@ enum Event {
 
 impl Outlet for Publisher {
     fn send(&mut self, record: &Record<'_>, ticket: Ticket) {
+        // A failing hand-over shows nowhere but in a report.
+        let _ = fault::sending(ticket.0, || record.event_id());
         Publisher::send(self, record, ticket);
     }
 }
@@ -258,6 +268,7 @@ impl Service {
         };
         let Service {
             publisher,
+            apart,
             side,
             slot,
             ..
@@ -268,6 +279,7 @@ impl Service {
             Some(done) = answers.recv() => Event::Answer(done),
             error = closed(side) => Event::SideEnded(error),
             () = publisher.woken() => Event::Kafka,
+            () = apart::woken(apart) => Event::Kafka,
             turn = stream_turn(slot, wants_wal) => Event::Stream(turn),
             () = tokio::time::sleep(timeout) => Event::Timeout,
         }
@@ -324,6 +336,7 @@ impl Service {
     fn take_reports(&mut self, now: Moment) {
         self.publisher.drain(&mut self.reports);
         if !self.reports.is_empty() {
+            worked_but_said_failed(&mut self.reports);
             self.vitals.refused(&self.reports);
             self.machine.on_reports(&self.reports, now);
             self.reports.clear();
@@ -338,10 +351,16 @@ impl Service {
         if is_idle && self.publisher.wants_another() {
             self.publisher.start_rebuild();
         }
-        if self.publisher.rebuild_turn(now).is_some() {
+        if let Some(rebuilt) = self.publisher.rebuild_turn(now) {
             self.vitals.progress.reconnected(Peer::Kafka);
-            self.machine.on_rebuilt(now);
+            let heard = if rebuilt.late {
+                Heard::NotAll
+            } else {
+                Heard::All
+            };
+            self.machine.on_rebuilt(heard, now);
         }
+        self.take_reports_apart(now);
         let known = self.publisher.take_partitions();
         if !known.is_empty() {
             self.machine.on_partitions(&known, now);
@@ -483,7 +502,16 @@ impl Service {
                         self.spawn(jobs::probe(link, walsender));
                     }
                 }
-                Order::Send(ticket, record) => self.publisher.send(&record, ticket),
+                Order::Send(ticket, record) => Outlet::send(&mut self.publisher, &record, ticket),
+                Order::Try(number, record) => self.send_apart(number, &record, now),
+                Order::RebuildTrial => self.rebuild_apart(now),
+                order @ (Order::Park { .. }
+                | Order::LookAtParked
+                | Order::LoadRetry { .. }
+                | Order::Settle { .. }
+                | Order::Trip(_)
+                | Order::Untrip(_)
+                | Order::ReadTail { .. }) => self.obey_about_letters(order),
                 Order::Rebuild(Purge::Queue) => self.publisher.start_rebuild(),
                 Order::Rebuild(Purge::Everything) => self.publisher.forget_all(),
                 Order::Lookup(topic) => {
@@ -599,6 +627,16 @@ impl Service {
                 self.sampler.answered();
                 self.vitals.sampled(sample);
             }
+            done @ (Done::Parked { .. }
+            | Done::NotParked { .. }
+            | Done::ParkedKnown(_)
+            | Done::ParkedUnknown
+            | Done::RetryLoaded(_)
+            | Done::RetryNotLoaded
+            | Done::Settled { .. }
+            | Done::NotSettled { .. }
+            | Done::Tail { .. }
+            | Done::Nothing) => self.on_letters(done, now),
             Done::StopErased => self.machine.on_stop_erased(now),
             Done::Stored => self.machine.on_stored(),
             Done::Cleared => {}
@@ -654,6 +692,15 @@ impl Service {
         self.vitals.hand_over(&self.machine, &self.publisher, now);
         if telemetry::live_is_on() {
             telemetry::show_live(&self.vitals.progress.live_line(SystemTime::now()));
+        }
+    }
+}
+
+/// What a fault that was planned for a delivery makes of it.
+fn worked_but_said_failed(reports: &mut [Report]) {
+    for report in reports {
+        if report.result.is_ok() && fault::delivered(report.ticket.0).is_err() {
+            report.result = Err(error::kafka::REQUEST_TIMED_OUT);
         }
     }
 }

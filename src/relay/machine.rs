@@ -172,6 +172,8 @@ pub struct Machine {
     /// What made suspects of them, while each of them was taken so far.
     suspicion: Option<KafkaCode>,
     pub(super) trial: Trial,
+    /// Its producer was told to give up what it has; the reports are still to come.
+    is_trial_purged: bool,
     pub(super) parked: ParkedKeys,
     parking: poison::Parking,
     breaker: Breaker,
@@ -206,7 +208,7 @@ pub struct Machine {
 
     // This process's past.
     has_led: bool,
-    generation: i64,
+    pub(super) generation: i64,
     is_writable: bool,
     identity: Option<(String, i32)>,
     received_ever: Lsn,
@@ -262,6 +264,7 @@ impl Machine {
             suspects: HashMap::new(),
             suspicion: None,
             trial: Trial::default(),
+            is_trial_purged: false,
             parked: ParkedKeys::default(),
             parking: poison::Parking::default(),
             breaker: Breaker::default(),

@@ -9,16 +9,18 @@ use std::time::Duration;
 use tokio_postgres::Client;
 
 use crate::config::{CreateTopics, Database, Mapping, Source};
+use crate::dead_letter::{DeadLetter, EventKey, Parked, Stored};
 use crate::error::{DbError, Failure};
 use crate::io::preflight::{self, NotReady};
 use crate::io::registry::{self, Found, Prober};
 use crate::io::sample::{self, Sample};
 use crate::io::side::Side;
 use crate::io::slot::Slot;
-use crate::io::{connect, kafka};
+use crate::io::{connect, dead_letters, kafka};
 use crate::record::{Right, TopicState};
 use crate::relay::ledger::OpenTransaction;
-use crate::relay::orders::{Halted, Led, OpenError, Opened, Probed, Seek, Stop};
+use crate::relay::orders::{Halted, Ill, Led, OpenError, Opened, Probed, Seek, Stop};
+use crate::tail::TailAnswer;
 
 /// How long the server may take to read the last status and say that it has.
 const FINISH_WITHIN: Duration = Duration::from_secs(2);
@@ -52,12 +54,14 @@ impl Surroundings {
 
 /// The session that holds the lock, as jobs share it.
 pub struct Link {
-    client: Arc<Client>,
+    pub client: Arc<Client>,
     /// Where that session is: the stream goes to the same server.
     database: Arc<Database>,
     prober: Prober,
     backend_pid: i32,
-    table_oid: u32,
+    pub table_oid: u32,
+    /// Of the slot that the registry describes.
+    pub generation: i64,
     encoding: String,
     system_identifier: Option<String>,
     timeline: Option<i32>,
@@ -86,6 +90,32 @@ pub enum Done {
     Stored,
     Cleared,
     NotWritten,
+    Parked {
+        epoch: u64,
+    },
+    NotParked {
+        epoch: u64,
+        letters: Vec<DeadLetter>,
+        why: Ill,
+    },
+    ParkedKnown(Box<Parked>),
+    ParkedUnknown,
+    RetryLoaded(Vec<Stored>),
+    RetryNotLoaded,
+    Settled {
+        epoch: u64,
+        free: Vec<EventKey>,
+    },
+    NotSettled {
+        epoch: u64,
+        why: Ill,
+    },
+    Tail {
+        topic: String,
+        answer: TailAnswer,
+    },
+    /// Nobody waits for it.
+    Nothing,
 }
 
 // ---- the lead ------------------------------------------------------------------------------
@@ -265,11 +295,20 @@ async fn lead(
         prober,
         backend_pid: probe.backend_pid,
         table_oid,
+        generation: registered.generation,
         encoding: server.encoding,
         system_identifier: server.system_identifier,
         timeline: server.timeline,
     };
+    let slot = registry::slot_state(&link.client, &around.source.slot)
+        .await
+        .map_err(or_later)?;
+    let confirmed = slot.and_then(|slot| slot.confirmed_flush).unwrap_or_default();
+    let parked = dead_letters::load(&link.client, table_oid, registered.generation, confirmed)
+        .await
+        .map_err(or_later)?;
     let led = Led {
+        parked,
         table_oid,
         generation: registered.generation,
         previous_leader,
@@ -412,12 +451,14 @@ pub async fn probe(link: Arc<Link>, walsender: Option<i32>) -> Done {
         Ok(probe) => Probed {
             has_lock: probe.lock_held && probe.backend_pid == link.backend_pid,
             has_slot: walsender.is_none() || probe.slot_active_pid == walsender,
+            touched: probe.touched,
         },
         Err(error) => {
             tracing::debug!(%error, "the leader's question was not answered");
             Probed {
                 has_lock: false,
                 has_slot: false,
+                touched: 0,
             }
         }
     };

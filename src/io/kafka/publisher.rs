@@ -13,7 +13,7 @@ use super::context::{BrokerStats, ClientNotice, Inbox};
 use super::native::{Producer, Signal};
 use super::token::TokenSource;
 use super::{News, Reach, Settings, Watch, code_of, native};
-use crate::error::{Failure, kafka};
+use crate::error::{Class, Failure, kafka};
 use crate::record::{KafkaCode, Record, Report, Ticket};
 
 /// How long a producer that is being replaced may still hear from the broker about what it has
@@ -54,8 +54,18 @@ pub struct Rebuilt {
     pub late: bool,
 }
 
+/// What a refusal means for what is sent after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// The stream's: nothing may go before it.
+    Gapless,
+    /// One batch at a time: nothing is behind it.
+    Apart,
+}
+
 pub struct Publisher {
     settings: Settings,
+    kind: Kind,
     /// `None` while a replacement cannot be made.
     producer: Option<Producer>,
     signal: Arc<Signal>,
@@ -82,10 +92,24 @@ impl Publisher {
     /// # Errors
     /// Usage: properties that do not go together, a certificate file that is not there.
     pub fn new(settings: &Settings) -> Result<Self, Failure> {
+        Publisher::of(settings, Kind::Gapless)
+    }
+
+    /// For records that are sent apart: the caller gives it one group at a time, of different keys.
+    /// A refusal does not stop it; only a producer that is dead does.
+    ///
+    /// # Errors
+    /// As [`Publisher::new`].
+    pub fn apart(settings: &Settings) -> Result<Self, Failure> {
+        Publisher::of(settings, Kind::Apart)
+    }
+
+    fn of(settings: &Settings, kind: Kind) -> Result<Self, Failure> {
         let signal = Arc::new(Signal::default());
-        let producer = make(settings, &signal)?;
+        let producer = make(settings, kind, &signal)?;
         Ok(Publisher {
             settings: settings.clone(),
+            kind,
             producer: Some(producer),
             signal,
             ready: Vec::new(),
@@ -130,8 +154,10 @@ impl Publisher {
                 Err(kafka::PURGE_QUEUE)
             }
         };
-        if result.is_err() {
-            self.refuse_from_now_on();
+        if let Err(code) = result {
+            if self.is_stopped_by(code) {
+                self.refuse_from_now_on();
+            }
             self.ready.push(Report { ticket, result });
             self.signal.raise();
         }
@@ -193,7 +219,7 @@ impl Publisher {
             return None;
         }
         self.retire();
-        match make(&self.settings, &self.signal) {
+        match make(&self.settings, self.kind, &self.signal) {
             Ok(producer) => {
                 self.login = self.settings.login();
                 self.producer = Some(producer);
@@ -342,7 +368,10 @@ impl Publisher {
             producer.client().poll(Duration::ZERO);
         }
         let mut fresh = producer.client().context().reports();
-        let failed = fresh.iter().any(|report| report.result.is_err());
+        let failed = fresh
+            .iter()
+            .filter_map(|report| report.result.err())
+            .any(|code| self.is_stopped_by(code));
         if self.denied.is_some() && fresh.iter().any(|report| report.result.is_ok()) {
             self.denied = None;
         }
@@ -350,6 +379,13 @@ impl Publisher {
         drop(fresh);
         if failed {
             self.refuse_from_now_on();
+        }
+    }
+
+    fn is_stopped_by(&self, code: KafkaCode) -> bool {
+        match self.kind {
+            Kind::Gapless => true,
+            Kind::Apart => kafka::entry(code).class == Class::Fatal,
         }
     }
 
@@ -385,8 +421,12 @@ impl Publisher {
     }
 }
 
-fn make(settings: &Settings, signal: &Arc<Signal>) -> Result<Producer, Failure> {
-    let client = settings.producing()?.make()?;
+fn make(settings: &Settings, kind: Kind, signal: &Arc<Signal>) -> Result<Producer, Failure> {
+    let recipe = match kind {
+        Kind::Gapless => settings.producing(),
+        Kind::Apart => settings.producing_apart(),
+    }?;
+    let client = recipe.make()?;
     Ok(Producer::new(client, Arc::clone(signal)))
 }
 

@@ -140,6 +140,20 @@ impl Settings {
         ])
     }
 
+    /// For a producer of one batch at a time: nothing stands behind a refused one, so that it need
+    /// not be the producer's end.
+    ///
+    /// # Errors
+    /// As [`Settings::asking`].
+    pub(super) fn producing_apart(&self) -> Result<Recipe, Failure> {
+        let mut recipe = self.producing()?;
+        recipe.config.set("enable.gapless.guarantee", "false");
+        let client_id = recipe.config.get("client.id").unwrap_or_default();
+        let client_id = format!("{client_id}-apart");
+        recipe.config.set("client.id", client_id);
+        Ok(recipe)
+    }
+
     /// # Errors
     /// As [`Settings::asking`].
     pub(super) fn producing(&self) -> Result<Recipe, Failure> {

@@ -140,13 +140,13 @@ impl Machine {
         let Some(finished) = finished else {
             return;
         };
-        let needs_another = codes.iter().any(|code| {
-            matches!(
-                kafka::entry(*code).class,
-                Class::Fatal | Class::Consequence | Class::Definite
-            )
+        let is_dead = codes.iter().any(|code| {
+            let class = kafka::entry(*code).class;
+            matches!(class, Class::Fatal | Class::Definite)
         });
-        if needs_another {
+        if std::mem::take(&mut self.is_trial_purged) {
+            self.trial.rebuilding();
+        } else if is_dead {
             self.trial.rebuilding();
             self.orders.push_back(Order::RebuildTrial);
         }

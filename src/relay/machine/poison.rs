@@ -143,7 +143,7 @@ impl Machine {
         }
     }
 
-    pub(super) fn is_behind(&self, waiting: &Waiting) -> bool {
+    pub(in crate::relay) fn is_behind(&self, waiting: &Waiting) -> bool {
         holds(&self.parked, waiting)
     }
 
@@ -292,13 +292,20 @@ impl Machine {
         self.retry = super::retry::Retry::default();
         self.parked_is_known = false;
         self.is_looking = false;
-        self.purge_trial();
-        self.trial.clear();
+        self.is_trial_purged = false;
+        let was_rebuilding = self.trial.is_rebuilding();
+        if self.trial.clear() {
+            self.orders.push_back(Order::RebuildTrial);
+            self.trial.rebuilding();
+        } else if was_rebuilding {
+            self.trial.rebuilding();
+        }
     }
 
-    /// What is with the producer of what is sent apart is taken back.
+    /// What is with the producer of what is sent apart is taken back: its reports say so.
     pub(super) fn purge_trial(&mut self) {
-        if self.trial.is_out() {
+        if self.trial.is_out() && !self.is_trial_purged {
+            self.is_trial_purged = true;
             self.orders.push_back(Order::RebuildTrial);
         }
     }

@@ -180,7 +180,7 @@ impl Machine {
         if !self.retry.open.remove(&index) {
             return;
         }
-        let Stored { id, letter } = &self.retry.batch[index];
+        let letter = &self.retry.batch[index].letter;
         self.say(Notice::RetryFailed {
             event_id: String::from_utf8_lossy(&letter.event_id).into_owned(),
             message: why.message.clone(),

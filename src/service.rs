@@ -9,8 +9,8 @@
 //! Nothing that can block runs here: connecting, statements and questions to the cluster are jobs
 //! on the side that answer over a channel.
 
-mod health;
 mod apart;
+mod health;
 mod jobs;
 mod letters;
 mod pace;
@@ -38,7 +38,7 @@ use crate::relay::Moment;
 use crate::relay::intake::Outlet;
 use crate::relay::machine::Machine;
 use crate::relay::orders::{
-    Close, Heard, Notice, OpenError, Order, Probed, Purge, Settings, Severity, StreamEnd,
+    Close, Heard, Notice, OnPoison, OpenError, Order, Probed, Purge, Settings, Severity, StreamEnd,
 };
 use crate::telemetry::{self, Peer};
 use health::{Sampler, Vitals};
@@ -87,8 +87,8 @@ pub async fn run_with(
     stop: StopBy,
 ) -> Result<(), Failure> {
     let settings = Settings {
-        on_poison: config.on_poison,
-        topic_grace: config.topic_grace,
+        on_poison: OnPoison::Park,
+        topic_grace: Duration::from_secs(300),
         mapping: config.mapping.clone(),
         process_id: process_id()?,
         in_flight_events_max: IN_FLIGHT_EVENTS_MAX,

@@ -149,7 +149,10 @@ mod tests {
         assert!(tail.contains(ID.as_bytes()));
         assert!(!tail.contains(b"\xff"));
         assert_eq!(tail.len(), 1 + others.len());
-        assert_eq!(canonical_uuid(ID.as_bytes()), Some(0x0123_abcd_4567_89ef_0123_4567_89ab_cdef));
+        assert_eq!(
+            canonical_uuid(ID.as_bytes()),
+            Some(0x0123_abcd_4567_89ef_0123_4567_89ab_cdef)
+        );
     }
 
     #[test]

@@ -172,9 +172,8 @@ impl Held {
                 staying.append(&mut self.queue);
                 break;
             }
-            let may_go = may_be_sent(&waiting)
-                && !blocked.contains(&waiting.key)
-                && !is_busy(waiting.key);
+            let may_go =
+                may_be_sent(&waiting) && !blocked.contains(&waiting.key) && !is_busy(waiting.key);
             if may_go {
                 released_bytes += waiting.record.footprint();
                 self.forget_key(waiting.key);

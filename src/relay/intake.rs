@@ -222,7 +222,9 @@ impl Machine {
         name.clear();
         match row.draft(shape, &self.settings.mapping, &mut name) {
             Ok(draft) => match self.topics.id(&name) {
-                Some(topic) => self.hand_over(ticket, draft, row, shape, (&name, topic), now, outlet),
+                Some(topic) => {
+                    self.hand_over(ticket, draft, row, shape, (&name, topic), now, outlet)
+                }
                 None => {
                     let bad = BadRow {
                         kind: Reason::InvalidTopic,
@@ -281,8 +283,7 @@ impl Machine {
             code: None,
             message: bad.reason,
         };
-        self.ledger
-            .aside(ticket, topic, waiting.record.size());
+        self.ledger.aside(ticket, topic, waiting.record.size());
         if self.is_behind(&waiting) {
             let why = Why {
                 message: format!("{}; an earlier event of its key is parked", why.message),
@@ -329,7 +330,10 @@ impl Machine {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one caller, split off for its length")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one caller, split off for its length"
+    )]
     fn hand_over(
         &mut self,
         ticket: Ticket,

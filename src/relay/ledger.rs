@@ -300,11 +300,9 @@ impl Ledger {
                 self.lost -= 1;
                 Ok(Take::Again(Ticket(ticket)))
             }
-            State::Taken
-            | State::InFlight
-            | State::Held
-            | State::Aside
-            | State::Delivered => Ok(Take::PassOver),
+            State::Taken | State::InFlight | State::Held | State::Aside | State::Delivered => {
+                Ok(Take::PassOver)
+            }
         }
     }
 

@@ -328,11 +328,7 @@ impl Notice {
                     Some(key) => format!("key {key} is parked from event {event_id} on"),
                     None => format!("event {event_id} (it has no key) is parked"),
                 };
-                let topic = if topic.is_empty() {
-                    "no topic"
-                } else {
-                    topic
-                };
+                let topic = if topic.is_empty() { "no topic" } else { topic };
                 write!(
                     f,
                     "{of}, {reason}, {topic}: {message}; remedy: walrelay dead-letters show {event_id}"

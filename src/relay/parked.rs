@@ -79,14 +79,22 @@ impl ParkedKeys {
 
     #[must_use]
     pub fn is_parked(&self, key: &EventKey) -> bool {
-        self.entry(hash_of(key), key.aggregate_type.as_deref(), &key.aggregate_id)
-            .is_some()
+        self.entry(
+            hash_of(key),
+            key.aggregate_type.as_deref(),
+            &key.aggregate_id,
+        )
+        .is_some()
     }
 
     #[must_use]
     pub fn is_retried(&self, key: &EventKey) -> bool {
-        self.entry(hash_of(key), key.aggregate_type.as_deref(), &key.aggregate_id)
-            .is_some_and(|entry| entry.is_retried)
+        self.entry(
+            hash_of(key),
+            key.aggregate_type.as_deref(),
+            &key.aggregate_id,
+        )
+        .is_some_and(|entry| entry.is_retried)
     }
 
     /// Was this event delivered, discarded, or parked without a key before?
@@ -112,7 +120,10 @@ impl ParkedKeys {
             is_retried,
             since_look,
         };
-        self.keys.entry(hash_of(&key)).or_default().push((key, entry));
+        self.keys
+            .entry(hash_of(&key))
+            .or_default()
+            .push((key, entry));
         self.count += 1;
         self.retried += usize::from(is_retried);
     }

@@ -38,7 +38,10 @@ struct Topic {
 /// What an answer means.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TailNews {
-    Known { events: usize, is_complete: bool },
+    Known {
+        events: usize,
+        is_complete: bool,
+    },
     /// There is no Read right: events may be repeated.
     Denied,
     /// It is asked again.
@@ -111,10 +114,13 @@ impl Tails {
     #[must_use]
     pub fn has(&self, topic: u16, commit_lsn: Lsn, event_id: &[u8]) -> bool {
         self.concerns(commit_lsn)
-            && self.topics.get(&topic).is_some_and(|topic| match &topic.state {
-                State::Read(tail) => tail.contains(event_id),
-                State::Asked | State::AskAt(_) => false,
-            })
+            && self
+                .topics
+                .get(&topic)
+                .is_some_and(|topic| match &topic.state {
+                    State::Read(tail) => tail.contains(event_id),
+                    State::Asked | State::AskAt(_) => false,
+                })
     }
 
     /// Topics whose end is to be read now, and since when.

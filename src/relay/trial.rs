@@ -34,7 +34,10 @@ pub enum Source {
     /// An event of the stream.
     Event(Box<Waiting>),
     /// A dead letter, by its number in the batch that is being retried.
-    Letter { index: usize, record: Box<Record<'static>> },
+    Letter {
+        index: usize,
+        record: Box<Record<'static>>,
+    },
 }
 
 #[derive(Debug)]
@@ -279,7 +282,8 @@ impl Trial {
         now: Moment,
         mut judge: impl FnMut(&Item, KafkaCode) -> Judged,
     ) -> Option<Finished> {
-        let is_complete = !self.out.is_empty() && self.out.iter().all(|(_, result)| result.is_some());
+        let is_complete =
+            !self.out.is_empty() && self.out.iter().all(|(_, result)| result.is_some());
         if self.state != State::Out || !is_complete {
             return None;
         }

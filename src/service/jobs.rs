@@ -303,7 +303,9 @@ async fn lead(
     let slot = registry::slot_state(&link.client, &around.source.slot)
         .await
         .map_err(or_later)?;
-    let confirmed = slot.and_then(|slot| slot.confirmed_flush).unwrap_or_default();
+    let confirmed = slot
+        .and_then(|slot| slot.confirmed_flush)
+        .unwrap_or_default();
     let parked = dead_letters::load(&link.client, table_oid, registered.generation, confirmed)
         .await
         .map_err(or_later)?;

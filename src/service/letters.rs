@@ -39,11 +39,7 @@ pub async fn park(
     }
 }
 
-async fn park_over(
-    around: &Surroundings,
-    link: &Link,
-    letters: &[DeadLetter],
-) -> Result<(), Ill> {
+async fn park_over(around: &Surroundings, link: &Link, letters: &[DeadLetter]) -> Result<(), Ill> {
     let in_words = |error: DbError| ill(&error, around);
     let event_id = || {
         let first = letters.first().map_or(&[][..], |letter| &letter.event_id);

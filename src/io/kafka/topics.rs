@@ -168,9 +168,7 @@ pub async fn may_read(settings: &Settings, topic: &str) -> Result<bool, String> 
         questions.topics(&[topic], ANSWER_WITHIN);
         Ok((questions.next(ANSWER_WITHIN), is_new))
     });
-    let (answer, is_new) = asked
-        .await
-        .unwrap_or_else(|error| Err(error.to_string()))?;
+    let (answer, is_new) = asked.await.unwrap_or_else(|error| Err(error.to_string()))?;
     if is_new {
         tokio::spawn(retire_when_idle(lookup));
     }

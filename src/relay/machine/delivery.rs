@@ -106,7 +106,8 @@ impl Machine {
         // An event that was set aside is not read again, and goes on being what it is.
         let is_aside = |ticket| self.ledger.is_aside(ticket);
         self.gate = self.gate.filter(|gate| is_aside(*gate));
-        self.poisoned.take_if(|poisoned| !self.ledger.is_aside(poisoned.ticket));
+        self.poisoned
+            .take_if(|poisoned| !self.ledger.is_aside(poisoned.ticket));
         self.release_due = false;
         self.producer = Producer::Ready;
         // Refused without a reason of its own: the producer itself was dead.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::{Ill, Lead, Machine, Moment, Notice, Order, Poisoned};
 use crate::dead_letter::{DeadLetter, EventKey, Parked, Reason, Tripped, Why};
-use crate::record::{Record, Ticket};
+use crate::record::Ticket;
 use crate::relay::held::Waiting;
 use crate::relay::orders::OnPoison;
 use crate::relay::parked::ParkedKeys;
@@ -196,11 +196,14 @@ impl Machine {
             match item.source {
                 Source::Event(waiting) => self.back_to_held(*waiting),
                 Source::Letter { index, .. } => {
-                    self.letter_failed(index, Why {
-                        reason: why.reason,
-                        code: None,
-                        message: format!("topic {topic} is tripped"),
-                    });
+                    self.letter_failed(
+                        index,
+                        Why {
+                            reason: why.reason,
+                            code: None,
+                            message: format!("topic {topic} is tripped"),
+                        },
+                    );
                 }
             }
         }
@@ -487,17 +490,5 @@ fn words(key: &EventKey) -> String {
     match &key.aggregate_type {
         Some(kind) => format!("{} {id:?}", String::from_utf8_lossy(kind)),
         None => format!("{id:?}"),
-    }
-}
-
-/// Nothing is known of what would have been sent.
-pub(in crate::relay) fn no_record() -> Record<'static> {
-    Record {
-        topic: "".into(),
-        partition: -1,
-        key: std::borrow::Cow::Borrowed(&[]),
-        value: None,
-        timestamp_ms: None,
-        headers: Vec::new(),
     }
 }

@@ -32,7 +32,8 @@ create table walrelay.relay (
   halted_event      text,
   halted_generation bigint,
   halted_reason     text,
-  tripped_topics    jsonb       not null default '{}', -- breaker: {"topic": {"reason": ..., "since": ...}}
+  tripped_topics    jsonb       not null default '{}', -- breaker: {"topic": {"reason", "message", "since", "park_asked"}}
+  dead_letters_touched bigint   not null default 0,    -- grows with each change by hand; the leader looks each second
   created_at        timestamptz not null default now(),
   updated_at        timestamptz not null default now()
 );
@@ -71,6 +72,10 @@ create table walrelay.dead_letter (
   -- The key: it is parked whole. aggregate_id null has no order and is parked alone.
   aggregate_type     text,
   aggregate_id       text,
+  -- Short whatever the key's length: a key may be longer than an index entry.
+  key_hash           uuid        generated always as (case when aggregate_id is not null then
+                       md5(coalesce(octet_length(aggregate_type)::text, '-') || ':'
+                         || coalesce(aggregate_type, '') || aggregate_id)::uuid end) stored,
   -- The position; a key's rows are published in this order. COPY rows share an LSN, hence the ordinal.
   slot_generation    bigint      not null,
   commit_lsn         pg_lsn      not null,
@@ -100,17 +105,21 @@ create table walrelay.dead_letter (
   settled_at         timestamptz,
   settled_by         text,                             -- role that discarded; null: the relay delivered
   settled_lsn        pg_lsn,                           -- kept until the slot's restart_lsn and a checkpoint have passed it
-  -- An event has one dead letter. Per table: two outboxes may number their events alike.
-  unique (table_oid, event_id),
   check (cardinality(header_names) = cardinality(header_values)),
   check ((status = 'parked') = (settled_at is null))
 );
 
--- The parked keys, read at every take-over and walked by a retry. md5: a key may be longer than an
--- index entry.
+-- An event has one dead letter. Per table: two outboxes may number their events alike. An id that is
+-- too long for an index entry is known by its md5.
+create unique index dead_letter_event on walrelay.dead_letter
+  (table_oid, (case when octet_length(event_id) <= 2000 then event_id else md5(event_id) end));
+-- The parked keys, read at every take-over, each from its first row on; walked by a retry.
 create index dead_letter_parked on walrelay.dead_letter
-  (table_oid, md5(aggregate_id), slot_generation, commit_lsn, ordinal) where status = 'parked';
+  (table_oid, key_hash, slot_generation, commit_lsn, ordinal) where status = 'parked';
 create index dead_letter_retry on walrelay.dead_letter
-  (table_oid) where status = 'parked' and retry_requested_at is not null;
+  (table_oid, key_hash) where status = 'parked' and retry_requested_at is not null;
+-- What is passed over when it comes again, by position.
+create index dead_letter_passed on walrelay.dead_letter
+  (table_oid, slot_generation, commit_lsn, id) where status <> 'parked' or aggregate_id is null;
 create index dead_letter_settled on walrelay.dead_letter
   (table_oid, settled_lsn) where status <> 'parked';

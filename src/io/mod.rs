@@ -7,6 +7,7 @@
 pub mod catalog;
 pub mod connect;
 mod conversation;
+pub mod dead_letters;
 pub mod fetch;
 pub mod frames;
 pub mod http;

@@ -521,10 +521,13 @@ pub struct Probe {
     pub backend_pid: i32,
     pub lock_held: bool,
     pub slot_active_pid: Option<i32>,
+    /// Grows with each change of the dead letters by hand.
+    pub touched: i64,
 }
 
 /// The leader's question of each second, prepared once on its session: who am I, is the lock mine,
-/// who holds the slot. All three from the server's shared memory, no table is read.
+/// who holds the slot, has somebody touched the dead letters. The first three from the server's
+/// shared memory, the last from the registry's row by its primary key.
 pub struct Prober {
     statement: Statement,
     table_oid: u32,
@@ -544,7 +547,9 @@ impl Prober {
                    and l.pid = pg_catalog.pg_backend_pid() and l.classid = $1 and l.objid = $2 \
                    and l.objsubid = 2 and l.granted), \
                  (select s.active_pid from pg_catalog.pg_get_replication_slots() s \
-                   where s.slot_name = $3)",
+                   where s.slot_name = $3), \
+                 coalesce((select r.dead_letters_touched from walrelay.relay r \
+                   where r.table_oid = $2), 0)",
             )
             .await
             .map_err(|e| db_error(&e))?;
@@ -569,6 +574,7 @@ impl Prober {
             backend_pid: get(&row, 0)?,
             lock_held: get(&row, 1)?,
             slot_active_pid: get(&row, 2)?,
+            touched: get(&row, 3)?,
         })
     }
 }

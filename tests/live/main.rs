@@ -12,6 +12,7 @@ mod check;
 mod check_command;
 mod connect;
 mod ddl;
+mod dead_letter_store;
 mod demo;
 mod faults_kafka;
 mod faults_postgres;

@@ -38,11 +38,7 @@ pub(super) const ENCODING: &str = "(case pg_catalog.getdatabaseencoding() when '
 pub(super) struct Timestamptz(pub PgTimestamp);
 
 impl ToSql for Timestamptz {
-    fn to_sql(
-        &self,
-        _: &Type,
-        out: &mut BytesMut,
-    ) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
         out.extend_from_slice(&self.0.0.to_be_bytes());
         Ok(IsNull::No)
     }
@@ -56,7 +52,9 @@ impl ToSql for Timestamptz {
 
 impl FromSql<'_> for Timestamptz {
     fn from_sql(_: &Type, raw: &[u8]) -> Result<Self, Box<dyn Error + Sync + Send>> {
-        Ok(Timestamptz(PgTimestamp(i64::from_be_bytes(raw.try_into()?))))
+        Ok(Timestamptz(PgTimestamp(i64::from_be_bytes(
+            raw.try_into()?,
+        ))))
     }
 
     fn accepts(ty: &Type) -> bool {

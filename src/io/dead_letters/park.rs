@@ -196,7 +196,10 @@ mod tests {
 
     #[test]
     fn a_message_is_bounded_and_of_printable_ascii() {
-        assert_eq!(plain("a\"b' \0\u{1b}[31mé\n"), "a\"b' \\u{0}\\u{1b}[31m\\u{e9}\\n");
+        assert_eq!(
+            plain("a\"b' \0\u{1b}[31mé\n"),
+            "a\"b' \\u{0}\\u{1b}[31m\\u{e9}\\n"
+        );
         assert_eq!(plain(&"x".repeat(1_000_000)).len(), MESSAGE_CHARS);
     }
 }

@@ -35,5 +35,6 @@ pub mod lsn;
 pub mod record;
 pub mod relay;
 pub mod service;
+pub mod tail;
 pub mod telemetry;
 pub mod wire;

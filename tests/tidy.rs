@@ -15,15 +15,17 @@ fn may_import(room: &str) -> Option<&'static [&'static str]> {
     let allowed: &[&str] = match room {
         "lsn" => &[],
         "record" => &["lsn"],
+        "tail" => &[],
         "dead_letter" => &["record", "lsn"],
         "error" => &["record", "lsn"],
         "fault" => &[],
         "finding" => &["error"],
         "wire" => &["lsn"],
-        "relay" => &["wire", "record", "dead_letter", "lsn", "error"],
+        "relay" => &["wire", "record", "tail", "dead_letter", "lsn", "error"],
         "io" => &[
             "wire",
             "record",
+            "tail",
             "dead_letter",
             "lsn",
             "config",
@@ -60,6 +62,7 @@ fn may_import(room: &str) -> Option<&'static [&'static str]> {
             "io",
             "wire",
             "record",
+            "tail",
             "dead_letter",
             "lsn",
             "config",
@@ -81,6 +84,7 @@ fn may_import(room: &str) -> Option<&'static [&'static str]> {
             "record",
             "relay",
             "service",
+            "tail",
             "telemetry",
             "wire",
         ],
@@ -104,7 +108,7 @@ const IMPURE: [&str; 11] = [
     "fs",
 ];
 
-const PURE_ROOMS: [&str; 2] = ["wire", "relay"];
+const PURE_ROOMS: [&str; 3] = ["wire", "relay", "tail"];
 
 #[test]
 fn rooms_import_only_what_they_may() {

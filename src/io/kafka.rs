@@ -18,6 +18,7 @@ mod properties;
 mod publisher;
 mod reader;
 mod settings;
+mod tail;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -30,7 +31,8 @@ pub use mock::MockBroker;
 pub use publisher::{Publisher, Rebuilt};
 pub use reader::{Extent, Got, Reader};
 pub use settings::{MESSAGE_BYTES_MAX, Settings, check_brokers};
-pub use topics::{NotMade, create_topic, lookup_topic};
+pub use tail::read_tail;
+pub use topics::{NotMade, create_topic, lookup_topic, may_read};
 pub use watch::News;
 use watch::Watch;
 

@@ -46,5 +46,6 @@ mod stage;
 mod status;
 mod stream;
 mod swap;
+mod tail;
 mod tls;
 mod trio;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rdkafka::ClientContext;
 use rdkafka::client::OAuthToken;
 use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::ConsumerContext;
 use rdkafka::error::KafkaError;
 use rdkafka::message::DeliveryResult;
 use rdkafka::producer::ProducerContext;
@@ -189,8 +190,11 @@ impl ClientContext for Inbox {
         // A lost connection, and a producer's end, come as notices too, and the service words it with a remedy.
         // And that gapless guarantees are experimental is no news to an operator, who cannot choose.
         // Nor is a broker that needs a moment for the producer's id: it is asked again.
+        // Nor is a property for the producer news to a client that reads.
         let is_known = facility == "GETPID"
-            || facility == "CONFWARN" && line.contains("enable.gapless.guarantee");
+            || facility == "CONFWARN"
+                && (line.contains("enable.gapless.guarantee")
+                    || line.contains("is a producer property"));
         if !loud || is_known || matches!(facility, "FAIL" | "ERROR" | "FATAL") {
             debug!(target: "librdkafka", facility, "{line}");
         } else if let Some(left_out) = self.log_slot() {
@@ -234,6 +238,8 @@ impl ClientContext for Inbox {
         }
     }
 }
+
+impl ConsumerContext for Inbox {}
 
 impl ProducerContext for Inbox {
     type DeliveryOpaque = usize;

@@ -9,7 +9,7 @@ use rdkafka::producer::BaseProducer;
 use super::context::Inbox;
 use super::properties::{self, Secrets, canonical};
 use super::token::TokenSource;
-use super::{MockBroker, topics};
+use super::{MockBroker, tail, topics};
 use crate::config::{Kafka, Property};
 use crate::error::{Exit, Failure};
 
@@ -43,8 +43,8 @@ impl Recipe {
     }
 }
 
-/// How to make clients for one cluster. Clones share the lookup client, the tokens and the demo
-/// broker.
+/// How to make clients for one cluster. Clones share the lookup client, the tokens, the readers
+/// of tails and the demo broker.
 #[derive(Clone)]
 pub struct Settings {
     bootstrap: String,
@@ -54,6 +54,7 @@ pub struct Settings {
     batch_bytes: usize,
     mock: Option<Arc<MockBroker>>,
     pub(super) lookup: Arc<topics::Lookup>,
+    pub(super) tails: Arc<tail::Tails>,
 }
 
 impl Settings {
@@ -81,6 +82,7 @@ impl Settings {
             batch_bytes: BATCH_BYTES_MAX,
             mock,
             lookup: Arc::default(),
+            tails: Arc::default(),
         })
     }
 

@@ -15,7 +15,7 @@ use super::native::admin::{Answer, Questions};
 use super::{ClientNotice, Settings, native};
 use crate::config::CreateTopics;
 use crate::error::Failure;
-use crate::record::{Right, TopicState};
+use crate::record::{KafkaCode, Right, TopicState};
 
 /// For one request; an answer takes milliseconds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -24,6 +24,8 @@ const IDLE_MAX: Duration = Duration::from_secs(30);
 
 /// Each poll handles one event; a handful waits after a failed connection.
 const POLLS: usize = 64;
+
+const TOPIC_AUTHORIZATION_FAILED: KafkaCode = KafkaCode(29);
 
 type Asker = BaseProducer<Inbox>;
 
@@ -145,6 +147,40 @@ pub async fn lookup_topic(settings: &Settings, topic: &str) -> TopicState {
             state
         }
         Err(error) => TopicState::Unknown(error.to_string()),
+    }
+}
+
+/// May this principal read the topic? Where the broker does not say (before Kafka 2.3, or the demo's)
+/// reading it will tell: true.
+///
+/// # Errors
+/// No answer within 5 seconds, or an answer that is about something else: no such topic.
+pub async fn may_read(settings: &Settings, topic: &str) -> Result<bool, String> {
+    if settings.mock().is_some() {
+        return Ok(true);
+    }
+    let settings = settings.clone();
+    let lookup = Arc::downgrade(&settings.lookup);
+    let topic = CString::new(topic).map_err(|error| error.to_string())?;
+    let asked = tokio::task::spawn_blocking(move || {
+        let (asker, is_new) = settings.lookup.asker(&settings)?;
+        let questions = Questions::over(&asker);
+        questions.topics(&[topic], ANSWER_WITHIN);
+        Ok((questions.next(ANSWER_WITHIN), is_new))
+    });
+    let (answer, is_new) = asked.await.unwrap_or_else(|error| Err(error.to_string()))?;
+    if is_new {
+        tokio::spawn(retire_when_idle(lookup));
+    }
+    let Some(Answer::Topics(topics)) = answer else {
+        return Err("no answer".into());
+    };
+    let topics = topics.map_err(|refusal| refusal.text)?;
+    match topics.into_iter().next() {
+        Some((_, Ok(topic))) => Ok(topic.rights.is_none_or(|rights| rights.read)),
+        Some((_, Err(refusal))) if refusal.code == TOPIC_AUTHORIZATION_FAILED => Ok(false),
+        Some((_, Err(refusal))) => Err(refusal.text),
+        None => Err("the answer does not name the topic".into()),
     }
 }
 

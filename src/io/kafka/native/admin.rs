@@ -39,6 +39,7 @@ pub struct Partition {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rights {
     pub write: bool,
+    pub read: bool,
     pub describe_configs: bool,
 }
 
@@ -330,6 +331,7 @@ unsafe fn rights(topic: *const rd::rd_kafka_TopicDescription_t) -> Option<Rights
         let may = |operation: rd::rd_kafka_AclOperation_t| operations.contains(&(operation as u32));
         Some(Rights {
             write: may(rd::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_WRITE),
+            read: may(rd::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_READ),
             describe_configs: may(
                 rd::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_DESCRIBE_CONFIGS,
             ),

@@ -25,7 +25,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use crate::config::RunConfig;
+use crate::config::{self, RunConfig};
 use crate::error::{self, Class, DbError, Exit, Failure};
 use crate::fault;
 
@@ -87,8 +87,11 @@ pub async fn run_with(
     stop: StopBy,
 ) -> Result<(), Failure> {
     let settings = Settings {
-        on_poison: OnPoison::Park,
-        topic_grace: Duration::from_secs(300),
+        on_poison: match config.on_poison {
+            config::OnPoison::Park => OnPoison::Park,
+            config::OnPoison::Halt => OnPoison::Halt,
+        },
+        topic_grace: config.topic_grace,
         mapping: config.mapping.clone(),
         process_id: process_id()?,
         in_flight_events_max: IN_FLIGHT_EVENTS_MAX,

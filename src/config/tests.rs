@@ -296,16 +296,17 @@ fn every_file_in_the_readme_is_understood() {
 #[test]
 fn what_is_not_built_is_refused_by_name() {
     let refusals = [
-        (["--on-poison", "park"], "today only halt is"),
         (["--on-gap", "heal"], "today only halt is"),
         (["--on-gap", "skip"], "today only halt is"),
         (["--retention", "7d"], "today only off is"),
-        (["--topic-grace", "5m"], "leave it out"),
     ];
     for (args, remedy) in refusals {
         refused(&args, &[args[0], "not built yet", remedy]);
     }
-    refused(&["--on-poison", "prak"], &["no such policy", "write halt"]);
+    refused(
+        &["--on-poison", "prak"],
+        &["no such policy", "write park or halt"],
+    );
     let env = around(&[("WALRELAY_HTTP", ":9187")]);
     refused_in(&env, &[], &["WALRELAY_HTTP", "no address and port"]);
     run(&[
@@ -322,7 +323,7 @@ fn what_is_not_built_is_refused_by_name() {
 
 #[test]
 fn subcommands_to_come_are_recognised_and_refused() {
-    for name in ["prune", "dead-letters", "replay", "poll", "drain", "drop"] {
+    for name in ["prune", "replay", "poll", "drain", "drop"] {
         let failure =
             resolve_in(&around(&[]), &[name, "list", "--json", "--help"]).expect_err("not built");
         assert_eq!(failure.exit, Exit::Usage);

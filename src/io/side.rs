@@ -122,6 +122,11 @@ impl Side {
         done.map_err(|e| db_error(&e))
     }
 
+    /// Closes the connection without a word: for one that is dead. Statements that wait on it end.
+    pub fn abandon(self) {
+        self.connection.abort();
+    }
+
     /// Waits for the end of the connection and says why it ended: 57P01 for a shutdown. (An end
     /// that came in answer to a statement is told to that statement; here it is then only an
     /// end.) Cancel-safe; once ended, it answers at once.

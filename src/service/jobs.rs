@@ -25,6 +25,9 @@ use crate::tail::TailAnswer;
 /// How long the server may take to read the last status and say that it has.
 const FINISH_WITHIN: Duration = Duration::from_secs(2);
 
+/// How long the questions of a new session may take: every requirement is looked at.
+const FIRST_SEEK_WITHIN: Duration = Duration::from_secs(60);
+
 /// How long a look at the cluster may take.
 const REACH_WITHIN: Duration = Duration::from_secs(5);
 
@@ -138,18 +141,35 @@ pub async fn seek(around: Arc<Surroundings>, side: Option<Side>) -> Done {
             }
         },
     };
-    match seek_over(&around, &mut side, is_new).await {
-        Ok((link, seek)) => Done::Sought {
+    // A session may die without a word (a firewall that forgot it): the kernel would wait for
+    // a quarter of an hour.
+    let limit = if is_new {
+        FIRST_SEEK_WITHIN
+    } else {
+        around.wal_sender_timeout / 2
+    };
+    let sought = tokio::time::timeout(limit, seek_over(&around, &mut side, is_new)).await;
+    match sought {
+        Ok(Ok((link, seek))) => Done::Sought {
             side: Some(side),
             link,
             seek: Box::new(seek),
         },
         // The session is given up: what it holds (the lock, perhaps) goes with it.
-        Err(seek) => Done::Sought {
+        Ok(Err(seek)) => Done::Sought {
             side: None,
             link: None,
             seek: Box::new(seek),
         },
+        Err(_) => {
+            side.abandon();
+            let why = format!("the session did not answer within {limit:?}");
+            Done::Sought {
+                side: None,
+                link: None,
+                seek: Box::new(Seek::Later(why)),
+            }
+        }
     }
 }
 

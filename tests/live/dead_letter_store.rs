@@ -16,7 +16,8 @@ use walrelay::io::side::Side;
 use walrelay::lsn::{Lsn, PgTimestamp, Xid};
 use walrelay::record::{Header, KafkaCode, Record};
 
-use crate::postgres::{Cluster, Database, Pg, Sql, runtime};
+use crate::postgres::{Cluster, Database, Pg, Sql, Stop, runtime};
+use crate::proc::eventually;
 use crate::relay::run_to_end;
 use crate::stage::MINUTE;
 
@@ -501,6 +502,8 @@ fn the_probe_tells_of_changes_by_hand() {
 #[test]
 fn a_failover_slot_waits_for_its_standbys() {
     let cluster = Cluster::start(Pg::V17);
+    let standby = Cluster::standby(&cluster);
+    standby.stop(Stop::Fast);
     let store = Store::on(cluster.database());
     let client = store.client();
     let sql = store.db.connect();
@@ -523,7 +526,7 @@ fn a_failover_slot_waits_for_its_standbys() {
             "alter system set synchronized_standby_slots = {names}"
         ));
         cluster.reload();
-        crate::proc::eventually(MINUTE, "the setting is there", || {
+        eventually(MINUTE, "the setting is there", || {
             let seen = sql.one("show synchronized_standby_slots");
             (seen == names.trim_matches('\'')).then_some(())
         });
@@ -542,30 +545,22 @@ fn a_failover_slot_waits_for_its_standbys() {
     assert_eq!(runtime().block_on(other), Ok(None));
     name("''");
     sql.run("select pg_drop_replication_slot('other')");
-    with_a_receiver(&cluster, || {
-        crate::proc::eventually(MINUTE, "somebody is on it", || {
-            let active = "select active from pg_replication_slots where slot_name = 'sb'";
-            (sql.one(active) == "t").then_some(())
-        });
-        assert_eq!(ask(Lsn(u64::MAX)).as_deref(), Some("sb"));
-        sql.run("select pg_logical_emit_message(true, 'x', 'y')");
-        let flush = now();
-        crate::proc::eventually(MINUTE, "it has it", || ask(flush).is_none().then_some(()));
+    standby.configure(&[
+        &format!(
+            "primary_conninfo = 'host=127.0.0.1 port={} user=postgres'",
+            cluster.port
+        ),
+        "primary_slot_name = 'sb'",
+    ]);
+    standby.up();
+    eventually(MINUTE, "the standby is on it", || {
+        let active = "select active from pg_replication_slots where slot_name = 'sb'";
+        (sql.one(active) == "t").then_some(())
     });
-}
-
-/// `pg_receivewal` on slot `sb` while `f` runs: a standby, as far as the server can tell.
-fn with_a_receiver(cluster: &Cluster, f: impl FnOnce()) {
-    let mut command = std::process::Command::new(cluster.pg.bin("pg_receivewal"));
-    let dir = tempfile::tempdir().expect("a directory can be made");
-    command
-        .args(["-h", "127.0.0.1", "-U", "postgres", "-S", "sb"])
-        .args(["--synchronous", "-p", &cluster.port.to_string(), "-D"])
-        .arg(dir.path());
-    let log = dir.path().join("log");
-    let mut receiver = crate::proc::Proc::start(command, &log);
-    f();
-    receiver.kill9();
+    assert_eq!(ask(Lsn(u64::MAX)).as_deref(), Some("sb"));
+    sql.run("select pg_logical_emit_message(true, 'x', 'y')");
+    let flush = now();
+    eventually(MINUTE, "it has it", || ask(flush).is_none().then_some(()));
 }
 
 #[test]
@@ -666,23 +661,20 @@ fn a_hundred_thousand_keys_are_read_by_the_index() {
          'behind' from walrelay.relay, generate_series(0, 179999) n",
     );
     let scans = || {
-        let seen = sql.one(
-            "select pg_stat_force_next_flush() is null, pg_stat_clear_snapshot() is null, \
-             seq_scan from pg_stat_user_tables where relname = 'dead_letter'",
-        );
-        drop(seen);
-        sql.rows("select seq_scan from pg_stat_user_tables where relname = 'dead_letter'")[0][0]
-            .clone()
+        sql.run("select pg_stat_force_next_flush()");
+        sql.one("select seq_scan from pg_stat_user_tables where relname = 'dead_letter'")
     };
     let before = scans();
     let parked = store.load(1, 0);
     assert_eq!(parked.keys.len(), 100_000);
     let positions = |k: &ParkedKey| k.from.commit_lsn.0;
     assert!(parked.keys.iter().all(|k| positions(k) < 90_009));
+    assert_eq!(scans(), before, "the table was read from end to end");
     sql.run(
         "update walrelay.dead_letter set retry_requested_at = now() \
          where event_id in (select 'e' || n from generate_series(0, 89999) n)",
     );
+    let before = scans();
     let due = store.next(1 << 40, 1_000, 1 << 20);
     assert_eq!(due.len(), 1_000);
     let settled = store.settle(&due.iter().collect::<Vec<_>>(), &[]);

@@ -2,11 +2,19 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use serde_json::Value;
 
 use crate::http::{self, Ready, get, metrics};
@@ -513,12 +521,12 @@ fn c11_a_slot_that_another_session_holds_is_named_with_its_holder() {
     relay.stop();
 }
 
-/// Nobody reads its log: the loop hangs in the middle of a line.
+/// The log is read until the relay is ready, and then no more: a pipe without room hangs the loop
+/// in the middle of its next line.
 #[test]
 fn a_loop_that_hangs_is_said_so_by_its_own_health() {
     let stage = Stage::shared(Pg::V18);
-    stage.init();
-    let address = format!("127.0.0.1:{}", free_port());
+    let sql = stage.init();
     let url = stage.db.url();
     let mut command = binary(&[
         "run",
@@ -529,21 +537,23 @@ fn a_loop_that_hangs_is_said_so_by_its_own_health() {
         "--brokers",
         &stage.broker.bootstrap(),
         "--http",
-        &address,
-        "--kafka",
-        "debug=all",
+        "127.0.0.1:0",
     ]);
-    // A pipe holds sixteen pages: what is left of it is full after some lines.
-    let (_nobody_reads, mut log) = std::io::pipe().expect("a pipe");
-    log.write_all(&[b'.'; 15 * 4096]).expect("there is room");
+    let (reads, log) = std::io::pipe().expect("a pipe");
+    let our_end = log.try_clone().expect("a file handle can be cloned");
     command
-        .env("RUST_LOG", "trace,walrelay::io::http=off")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log);
     let _process = Proc::from_child(spawn_child(command));
+    let reader = LogReader::start(reads);
+    let address = reader.address();
+    becomes_ready(&address, MINUTE);
+    let _nobody_reads = reader.stop(&our_end);
+    fill(&our_end);
+    // A topic that is not there is a line of the log.
+    ins(&sql, &stage.prefix, 1);
     eventually(MINUTE, "it is not ready because it hangs", || {
-        TcpStream::connect(&address).ok()?;
         (Ready::of(&address).holds("loop") == Some(false)).then_some(())
     });
     let hung = Ready::of(&address);
@@ -554,6 +564,65 @@ fn a_loop_that_hangs_is_said_so_by_its_own_health() {
         let live = get(&address, "/livez");
         (live.status == 503).then_some(())
     });
+}
+
+/// Reads a log from a pipe, in a thread of its own.
+struct LogReader {
+    is_over: Arc<AtomicBool>,
+    addresses: Receiver<String>,
+    thread: JoinHandle<PipeReader>,
+}
+
+impl LogReader {
+    fn start(pipe: PipeReader) -> LogReader {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (tell, addresses) = channel();
+        let flag = Arc::clone(&is_over);
+        let thread = thread::spawn(move || {
+            let mut lines = BufReader::new(pipe);
+            let mut line = String::new();
+            while !flag.load(Ordering::Relaxed) {
+                line.clear();
+                lines.read_line(&mut line).expect("a log is text");
+                if let Some((_, rest)) = line.split_once("http listening on ") {
+                    let address = rest.split('"').next().unwrap_or(rest).trim();
+                    let _ = tell.send(address.to_owned());
+                }
+            }
+            lines.into_inner()
+        });
+        LogReader {
+            is_over,
+            addresses,
+            thread,
+        }
+    }
+
+    fn address(&self) -> String {
+        let said = self.addresses.recv_timeout(MINUTE);
+        said.expect("the relay says where it listens")
+    }
+
+    /// Reads no more. The pipe stays open.
+    fn stop(self, mut pipe: &PipeWriter) -> PipeReader {
+        self.is_over.store(true, Ordering::Relaxed);
+        // Wakes it, if it waits for a line.
+        pipe.write_all(b"\n").expect("it is being read");
+        self.thread.join().expect("the reader does not panic")
+    }
+}
+
+/// Writes until not one byte more has room.
+fn fill(pipe: &PipeWriter) {
+    // Opened anew: who else writes to it shall wait for room as before.
+    let mut own = OpenOptions::new()
+        .write(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(format!("/proc/self/fd/{}", pipe.as_raw_fd()))
+        .expect("a pipe of our own");
+    for size in [4096, 1] {
+        while own.write(&vec![b'.'; size]).is_ok() {}
+    }
 }
 
 #[test]

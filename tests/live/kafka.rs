@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication,
+};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -94,7 +96,8 @@ impl Jvm {
 }
 
 pub struct Broker {
-    port: u16,
+    /// Its own address, and those of the other nodes of its cluster.
+    bootstrap: String,
     dir: PathBuf,
     jvm: Jvm,
     server: Mutex<Option<Proc>>,
@@ -129,6 +132,29 @@ impl Broker {
 
     /// With all of that.
     pub fn made(jvm: Jvm, properties: &[&str], scram: &[&str], port: u16) -> Broker {
+        let broker = Broker::prepared(jvm, properties, scram, port);
+        broker.up();
+        broker
+    }
+
+    /// One of several nodes, not started: they start together.
+    pub fn node(id: usize, properties: &[&str], port: u16, bootstrap: &str) -> Broker {
+        let mut broker = Broker::prepared(Jvm::Small, properties, &[], port);
+        bootstrap.clone_into(&mut broker.bootstrap);
+        // The storage was formatted as node 1's.
+        let path = broker.dir.join("data/meta.properties");
+        let meta = fs::read_to_string(&path).expect("a formatted storage");
+        let lines = meta.lines().map(|line| match line.split_once('=') {
+            Some(("node.id", _)) => format!("node.id={id}\n"),
+            // Each directory of a cluster has its own id, 16 bytes in Base64.
+            Some(("directory.id", all)) => format!("directory.id={id}{}\n", &all[1..]),
+            Some(_) | None => format!("{line}\n"),
+        });
+        fs::write(&path, lines.collect::<String>()).expect("the directory is ours");
+        broker
+    }
+
+    fn prepared(jvm: Jvm, properties: &[&str], scram: &[&str], port: u16) -> Broker {
         let servers = proc::servers();
         let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers");
         let dir = proc::dir("kafka");
@@ -148,22 +174,27 @@ impl Broker {
         if !scram.is_empty() {
             format_storage(&dir.join("server.properties"), scram);
         }
-        let broker = Broker {
-            port,
+        Broker {
+            bootstrap: format!("127.0.0.1:{port}"),
             dir,
             jvm,
             server: Mutex::new(None),
-        };
-        broker.up();
-        broker
+        }
     }
 
     pub fn bootstrap(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        self.bootstrap.clone()
     }
 
     /// Starts the broker and waits until it serves.
     pub fn up(&self) {
+        let said = self.log().len();
+        self.launch();
+        self.wait_until_it_serves(said);
+    }
+
+    /// Starts it without waiting for anything.
+    pub fn launch(&self) {
         let jars = proc::servers().join("kafka");
         let archive = proc::servers().join("kafka.jsa");
         let mut server = self.server();
@@ -179,19 +210,27 @@ impl Broker {
             .arg(format!("{}/*", jars.display()))
             .arg("kafka.Kafka")
             .arg(self.dir.join("server.properties"));
-        let seen = self.log().len();
-        let mut running = Proc::start(command, &self.dir.join("log"));
+        *server = Some(Proc::start(command, &self.dir.join("log")));
+    }
+
+    /// Waits for its word, behind so many bytes of its log.
+    pub fn wait_until_it_serves(&self, said: usize) {
+        let mut server = self.server();
+        let running = server.as_mut().expect("it was launched");
         eventually(Duration::from_secs(90), "Kafka starts", || {
             assert!(
                 running.ended().is_none(),
                 "Kafka ended while starting:\n{}",
                 self.log()
             );
-            self.log()[seen..]
+            self.log()[said..]
                 .contains("Kafka Server started")
                 .then_some(())
         });
-        *server = Some(running);
+    }
+
+    pub fn is_up(&self) -> bool {
+        self.server().is_some()
     }
 
     /// Changes a text in `server.properties`; it counts from the next `up`.
@@ -213,6 +252,16 @@ impl Broker {
     pub fn kill9(&self) {
         let mut server = self.server();
         server.take().expect("it runs").kill9();
+    }
+
+    /// SIGTERM: what it leads is handed to others first.
+    pub fn stop(&self) {
+        let mut server = self.server();
+        let mut running = server.take().expect("it runs");
+        running.signal(Signal::TERM);
+        if running.wait(PATIENCE).is_none() {
+            running.kill9();
+        }
     }
 
     /// Freezes it: connections stay open and nobody answers.
@@ -253,7 +302,18 @@ impl Broker {
 
     /// Makes a topic and waits until every partition has a leader.
     pub fn create_topic_with(&self, name: &str, partitions: i32, config: &[(&str, &str)]) {
-        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        self.create_replicated(name, partitions, 1, config);
+    }
+
+    /// The same with so many replicas of each partition.
+    pub fn create_replicated(
+        &self,
+        name: &str,
+        partitions: i32,
+        replicas: i32,
+        config: &[(&str, &str)],
+    ) {
+        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(replicas));
         for (key, value) in config {
             topic = topic.set(key, value);
         }
@@ -277,6 +337,36 @@ impl Broker {
         eventually(PATIENCE, format!("{name} is gone"), || {
             partition_count(&consumer, name).is_none().then_some(())
         });
+    }
+
+    /// Adds partitions until there are so many, and waits until each has a leader.
+    pub fn add_partitions(&self, name: &str, partitions: i32) {
+        let total = usize::try_from(partitions).expect("more than none");
+        let more = NewPartitions::new(name, total);
+        let made = runtime().block_on(
+            self.admin()
+                .create_partitions([&more], &AdminOptions::new()),
+        );
+        for result in made.expect("the broker answers") {
+            result.unwrap_or_else(|(name, code)| panic!("cannot add to {name}: {code}"));
+        }
+        let consumer = self.consumer();
+        eventually(PATIENCE, format!("{name} has more leaders"), || {
+            (partition_count(&consumer, name) == Some(partitions)).then_some(())
+        });
+    }
+
+    /// The leader and the in-sync replicas of each partition, as node numbers.
+    pub fn replicas(&self, topic: &str) -> Vec<(i32, Vec<i32>)> {
+        let consumer = self.consumer();
+        let Ok(metadata) = consumer.fetch_metadata(Some(topic), Duration::from_secs(5)) else {
+            return Vec::new();
+        };
+        let topics = metadata.topics().iter().filter(|t| t.name() == topic);
+        topics
+            .flat_map(rdkafka::metadata::MetadataTopic::partitions)
+            .map(|p| (p.leader(), p.isr().to_vec()))
+            .collect()
     }
 
     /// Changes a topic's settings.

@@ -1,6 +1,8 @@
 //! A Kafka with every kind of listener, and the certificates that go with it.
 
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -14,8 +16,8 @@ pub const PASSWORD: &str = "s3cr3t-of-relay";
 pub struct Secured {
     pub broker: Broker,
     pub ca: Authority,
-    /// PLAIN (user `plain`), SCRAM-SHA-256 (`scram256`, and `guest`, who may do nothing) and
-    /// SCRAM-SHA-512 (`scram512`).
+    /// PLAIN (user `plain`), SCRAM-SHA-256 (`scram256`; `guest`, who may do nothing; `scribe`, who
+    /// may do what he is allowed to) and SCRAM-SHA-512 (`scram512`).
     pub sasl_plaintext: String,
     /// The same.
     pub sasl_ssl: String,
@@ -74,6 +76,7 @@ impl Secured {
             format!("SCRAM-SHA-256=[name=scram256,password={PASSWORD}]"),
             format!("SCRAM-SHA-512=[name=scram512,password={PASSWORD}]"),
             format!("SCRAM-SHA-256=[name=guest,password={PASSWORD}]"),
+            format!("SCRAM-SHA-256=[name=scribe,password={PASSWORD}]"),
         ];
         let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
         let users: Vec<&str> = users.iter().map(String::as_str).collect();
@@ -86,6 +89,44 @@ impl Secured {
             oauth: at(oauth),
             keystore,
         }
+    }
+
+    /// Grants a user operations on a topic. (The client library in use here cannot.)
+    pub fn allow(&self, user: &str, operations: &[&str], topic: &str) {
+        let mut request = Vec::new();
+        let put_text = |request: &mut Vec<u8>, text: &str| {
+            let length = i16::try_from(text.len()).expect("short");
+            request.extend(length.to_be_bytes());
+            request.extend(text.as_bytes());
+        };
+        // Kafka's protocol: CreateAcls is request 30; its version 1, as the test's correlation 7.
+        request.extend([0, 30, 0, 1, 0, 0, 0, 7]);
+        put_text(&mut request, "test");
+        request.extend(i32::try_from(operations.len()).expect("few").to_be_bytes());
+        for operation in operations {
+            request.push(2); // a topic
+            put_text(&mut request, topic);
+            request.push(3); // of exactly that name
+            put_text(&mut request, &format!("User:{user}"));
+            put_text(&mut request, "*");
+            request.push(match *operation {
+                "Read" => 3,
+                "Write" => 4,
+                "Describe" => 8,
+                other => panic!("no number for {other}"),
+            });
+            request.push(3); // allow
+        }
+        let mut broker = TcpStream::connect(self.broker.bootstrap()).expect("the broker listens");
+        let length = u32::try_from(request.len()).expect("short");
+        let framed = [&length.to_be_bytes()[..], &request].concat();
+        broker.write_all(&framed).expect("the broker reads");
+        let mut length = [0; 4];
+        broker.read_exact(&mut length).expect("the broker answers");
+        let mut answer = vec![0; u32::from_be_bytes(length) as usize];
+        broker.read_exact(&mut answer).expect("the broker answers");
+        // Correlation, throttle time, a count; for each an error code, and an empty message.
+        assert_eq!(&answer[12..], vec![0; 4 * operations.len()], "{answer:?}");
     }
 
     /// Gives the broker another certificate; it counts from the next `up`.

@@ -9,7 +9,7 @@ use walrelay::io::kafka::{self, Settings};
 use crate::kafka::Broker;
 use crate::kafka_secured::{PASSWORD, Secured, path};
 use crate::postgres::{Cluster, Pg, runtime};
-use crate::proc;
+use crate::proc::{self, eventually};
 use crate::stage::{MINUTE, Stage};
 
 const WITHIN: Duration = Duration::from_secs(5);
@@ -239,6 +239,37 @@ fn a_user_without_rights_is_told_so() {
             .expect("one")
             .contains("Write and Describe")
     );
+}
+
+#[test]
+fn a_topic_that_may_not_be_read_is_a_warning_with_its_remedy() {
+    let secured = Secured::shared();
+    let name = topic();
+    secured.broker.create_topic(&name, 1);
+    secured.allow("scribe", &["Write", "Describe"], &name);
+    let scribe = [
+        ("security.protocol", "sasl_plaintext"),
+        ("sasl.mechanism", "SCRAM-SHA-256"),
+        ("sasl.username", "scribe"),
+        ("sasl.password", PASSWORD),
+    ];
+    let look = || look_as(&secured.sasl_plaintext, &scribe, &[&name], None);
+    // A grant takes a moment to be known.
+    let findings = eventually(MINUTE, "it may be written", || {
+        let findings = look();
+        let is_ok = |finding: &Finding| finding.found.contains("may be written");
+        findings.iter().any(is_ok).then_some(findings)
+    });
+    let words = [&*name, "no Read right", "may be repeated (at least once)"];
+    let finding = find(&findings, State::Warning, &words);
+    let remedy = format!("grant this principal Read on topic {name}");
+    assert_eq!(finding.remedy.as_deref(), Some(&*remedy));
+    secured.allow("scribe", &["Read"], &name);
+    eventually(MINUTE, "it may be read", || {
+        let findings = look();
+        let is_ok = |finding: &Finding| finding.found.contains("may be written and read");
+        findings.iter().any(is_ok).then_some(())
+    });
 }
 
 #[test]

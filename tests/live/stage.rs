@@ -20,6 +20,8 @@ pub struct Stage<'a> {
     pub template: Option<String>,
     /// Who the relay is in the database.
     pub user: String,
+    /// Where the relay finds the database, if not at its server's own address: a proxy in front.
+    pub database_url: Option<String>,
     /// More arguments of `init` and `run`.
     pub source_args: Vec<String>,
     /// More arguments of `run` alone.
@@ -48,6 +50,7 @@ impl<'a> Stage<'a> {
             prefix,
             template: None,
             user: "postgres".to_owned(),
+            database_url: None,
             source_args: Vec::new(),
             run_args: Vec::new(),
             last_relay: Cell::new(None),
@@ -62,7 +65,9 @@ impl<'a> Stage<'a> {
     fn source(&self) -> Vec<String> {
         let mut args = vec![
             "--database-url".to_owned(),
-            self.db.url_as(&self.user),
+            self.database_url
+                .clone()
+                .unwrap_or_else(|| self.db.url_as(&self.user)),
             "--slot".to_owned(),
             self.db.slot(),
         ];

@@ -299,11 +299,23 @@ fn present(name: &str, topic: &Topic) -> Vec<Said> {
         Some(_) | None => {
             let count = topic.partitions.len();
             let right = match topic.rights {
+                Some(rights) if rights.read => "may be written and read",
                 Some(_) => "may be written",
                 None => "whether it may be written shows at the first event",
             };
             said.push(Finding::ok(&*subject, format!("{count} partitions; {right}")).into());
         }
+    }
+    if topic.rights.is_some_and(|rights| !rights.read) {
+        let finding = Finding::warning(
+            &*subject,
+            format!(
+                "no Read right on topic {name}: after a crash of the relay events may be repeated \
+                 (at least once)"
+            ),
+            format!("grant this principal Read on topic {name}"),
+        );
+        said.push(finding.into());
     }
     let headless: Vec<&Partition> = topic
         .partitions
@@ -747,6 +759,18 @@ mod tests {
             (said[0].finding.state, said[0].heals),
             (State::Failed, Heals::Never)
         );
+        let mut unread = topic(vec![partition(0, 3, 3)]);
+        unread.rights = Some(Rights {
+            write: true,
+            read: false,
+            describe_configs: true,
+        });
+        let said = look_at(Ok(unread), &[]);
+        assert_eq!(said[0].finding.state, State::Ok);
+        assert_eq!(said[1].finding.state, State::Warning);
+        assert!(said[1].finding.found.contains("events may be repeated"));
+        let remedy = said[1].finding.remedy.as_deref();
+        assert_eq!(remedy, Some("grant this principal Read on topic t"));
         let mut old = topic(vec![partition(0, 3, 3)]);
         old.rights = None;
         let said = look_at(Ok(old), &[]);

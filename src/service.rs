@@ -676,6 +676,10 @@ impl Service {
     fn publish_progress(&mut self, now: Moment) {
         let progress = &self.vitals.progress;
         let deliveries = self.machine.take_deliveries();
+        for reason in &deliveries.parked {
+            progress.parked(*reason);
+        }
+        progress.spared(deliveries.retried, deliveries.passed_over);
         if !deliveries.by_topic.is_empty() {
             let clock = SystemTime::now();
             for (topic, events, bytes) in &deliveries.by_topic {

@@ -131,10 +131,7 @@ pub async fn run(config: DemoConfig) -> Result<(), Failure> {
     };
     let records = stage.records()?;
     show::balance(style, &balance, kills, records);
-    show::say(&format!(
-        "Stopped Postgres and removed {}.",
-        stage.setting.dir
-    ));
+    show::struck(&stage.setting);
     conclude(&balance)
 }
 

@@ -217,7 +217,8 @@ fn verdict_line(style: Style, verdict: &Verdict) -> String {
     }
 }
 
-pub fn farewell(setting: &Setting) {
+/// What is left, once all is taken down.
+pub fn struck(setting: &Setting) {
     let mut text = format!("Stopped Postgres and removed {}.", setting.dir);
     if !setting.is_mock {
         text.push_str(&format!(
@@ -225,14 +226,18 @@ pub fn farewell(setting: &Setting) {
             setting.topic
         ));
     }
-    text.push_str(
-        "\n\nNext, with your own Postgres (wal_level = logical) and Kafka:\n\
+    say(&text);
+}
+
+pub fn farewell(setting: &Setting) {
+    struck(setting);
+    say(
+        "\nNext, with your own Postgres (wal_level = logical) and Kafka:\n\
          \x20 walrelay init --database-url postgres://USER@HOST/DB\n\
          \x20 walrelay run  --database-url postgres://USER@HOST/DB --brokers HOST:9092\n\
          and in your application, in the transaction that writes the business row:\n\
          \x20 select outbox_emit('payment', 'ada', 'payment.received', '{\"cents\": 1250}');",
     );
-    say(&text);
 }
 
 pub fn chaos_title(style: Style) {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::super::{PARTITIONS, Setting, relay_config, source};
-use crate::config::{Database, Kafka};
+use crate::config::{Database, Kafka, Property};
 use crate::error::{DbError, Exit, Failure};
 use crate::io::kafka::{self, Got, Reader};
 use crate::io::side::{Side, db_error};
@@ -40,7 +40,21 @@ struct Script {
     brokers: String,
     prefix: String,
     topic: String,
+    /// The broker is the simulated one of the process that directs.
+    is_mock: bool,
     rate: u32,
+}
+
+impl Script {
+    /// What the simulated broker needs, which is known here by its address alone: it checks no
+    /// sequence numbers, and holds an empty answer back for as long as it may.
+    fn properties(&self) -> Vec<Property> {
+        match (self.is_mock, self.role) {
+            (true, Role::Relay) => vec![Property::plain("max.in.flight", "1")],
+            (true, Role::Ledger) => vec![Property::plain("fetch.wait.max.ms", "1")],
+            (true, Role::Shop) | (false, _) => Vec::new(),
+        }
+    }
 }
 
 /// A part that is played. Dropping it ends it.
@@ -59,6 +73,7 @@ impl Part {
             brokers: setting.bootstrap.clone(),
             prefix: prefix.to_owned(),
             topic: setting.topic.clone(),
+            is_mock: setting.is_mock,
             rate,
         };
         let (child, log) = spawn(&script).map_err(|error| no_part(&error))?;
@@ -149,7 +164,7 @@ pub async fn play(script: &str) -> Result<(), Failure> {
     });
     let to_kafka = Kafka {
         brokers: script.brokers.clone(),
-        properties: Vec::new(),
+        properties: script.properties(),
         token_command: None,
         create_topics: None,
     };

@@ -623,6 +623,10 @@ impl Service {
                 {
                     self.limit_batch(bytes);
                 }
+                if let TopicState::Present { .. } = state {
+                    let around = Arc::clone(&self.surroundings);
+                    self.spawn(letters::may_read(around, name.clone()));
+                }
                 self.machine.on_topic(&name, &state, now);
             }
             Done::Reached(reach) => self.on_reach(reach, now),

@@ -57,7 +57,6 @@ impl Machine {
                 let passed = self.passed_lsn();
                 if is_asked && now >= self.retry.ask_at && passed != Lsn::INVALID {
                     self.retry.state = State::Loading;
-                    self.retry.is_keyless_asked = false;
                     self.orders.push_back(Order::LoadRetry { passed });
                 }
             }
@@ -113,6 +112,8 @@ impl Machine {
         }
         self.retry.state = State::Idle;
         if letters.is_empty() || self.ending.is_some() {
+            // Not passed yet, or there is nothing (any more): the table says which.
+            self.is_touched = true;
             self.retry.ask_at = now + ASK_AGAIN;
             self.advance(now);
             return;

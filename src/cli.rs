@@ -28,10 +28,9 @@ pub enum Command {
     Demo(DemoCli),
     Check(Box<CheckCli>),
     Status(Box<StatusCli>),
+    DeadLetters(Box<DeadLettersCli>),
     #[command(hide = true, disable_help_flag = true)]
     Prune(NotBuilt),
-    #[command(hide = true, disable_help_flag = true)]
-    DeadLetters(NotBuilt),
     #[command(hide = true, disable_help_flag = true)]
     Replay(NotBuilt),
     #[command(hide = true, disable_help_flag = true)]
@@ -141,6 +140,9 @@ pub struct CheckCli {
     pub record: RecordCli,
     #[command(flatten)]
     pub kafka: KafkaCli,
+    /// What run is to do with an event that Kafka will never take: `park` or `halt` [default: park]
+    #[arg(long, value_name = "POLICY")]
+    pub on_poison: Option<String>,
     /// Report as JSON
     #[arg(long)]
     pub json: bool,
@@ -169,6 +171,141 @@ pub struct StatusCli {
     pub json: bool,
     #[command(flatten)]
     pub common: CommonCli,
+}
+
+/// Look at events that could not be published, and decide what becomes of them
+#[derive(Debug, Args)]
+#[command(
+    after_help = "An ID is the id of a row (row:7), an event_id (event:7), or either.\n\
+                  Exit code: 0, done; 3, there is no such dead letter, or the database refuses or cannot be\n\
+                  reached; 2, wrong usage. The last line on stderr then says what to do."
+)]
+pub struct DeadLettersCli {
+    #[command(subcommand)]
+    pub action: DeadLettersAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum DeadLettersAction {
+    List(LettersListCli),
+    Show(LettersShowCli),
+    Retry(LettersRetryCli),
+    Discard(LettersDiscardCli),
+    Park(LettersParkCli),
+}
+
+impl DeadLettersAction {
+    pub fn common(&self) -> &CommonCli {
+        let place = match self {
+            DeadLettersAction::List(args) => &args.place,
+            DeadLettersAction::Show(args) => &args.place,
+            DeadLettersAction::Retry(args) => &args.place,
+            DeadLettersAction::Discard(args) => &args.place,
+            DeadLettersAction::Park(args) => &args.place,
+        };
+        &place.common
+    }
+}
+
+/// Where the dead letters are, and how to speak of them.
+#[derive(Debug, Default, Args)]
+pub struct LettersPlaceCli {
+    #[command(flatten)]
+    pub source: SourceCli,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub common: CommonCli,
+}
+
+/// Show the parked keys, a line each, and the topics that are held
+#[derive(Debug, Default, Args)]
+pub struct LettersListCli {
+    /// Of what became of them [default: parked]
+    #[arg(long, value_enum, value_name = "STATUS")]
+    pub status: Option<StatusOfLetter>,
+    /// Only of this topic
+    #[arg(long, value_name = "TOPIC")]
+    pub topic: Option<String>,
+    /// Every event of this aggregate_id
+    #[arg(long, value_name = "K")]
+    pub key: Option<String>,
+    /// Only of this aggregate_type
+    #[arg(long = "type", value_name = "T", requires = "key")]
+    pub of_type: Option<String>,
+    /// Lines at most [default: 50]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub limit: Option<u32>,
+    /// Newest first
+    #[arg(long)]
+    pub newest: bool,
+    #[command(flatten)]
+    pub place: LettersPlaceCli,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StatusOfLetter {
+    Parked,
+    Delivered,
+    Discarded,
+}
+
+/// Show one dead letter: why it is parked, what to do, and what would have been sent
+#[derive(Debug, Default, Args)]
+pub struct LettersShowCli {
+    /// Id of the row, or event_id
+    pub id: String,
+    #[command(flatten)]
+    pub place: LettersPlaceCli,
+}
+
+/// Which dead letters.
+#[derive(Debug, Default, Args)]
+#[group(id = "which", required = true, multiple = false, args = ["id", "key", "all"])]
+pub struct WhichCli {
+    /// Id of a row, or event_id
+    pub id: Option<String>,
+    /// All of this aggregate_id
+    #[arg(long, value_name = "K")]
+    pub key: Option<String>,
+    /// All that are parked
+    #[arg(long)]
+    pub all: bool,
+    /// With --key: only of this aggregate_type
+    #[arg(long = "type", value_name = "T", requires = "key")]
+    pub of_type: Option<String>,
+}
+
+/// Ask the leader to publish dead letters again; one ID stands for its whole key
+#[derive(Debug, Default, Args)]
+pub struct LettersRetryCli {
+    #[command(flatten)]
+    pub which: WhichCli,
+    #[command(flatten)]
+    pub place: LettersPlaceCli,
+}
+
+/// Give dead letters up: they are never published. Who and when are kept
+#[derive(Debug, Default, Args)]
+pub struct LettersDiscardCli {
+    #[command(flatten)]
+    pub which: WhichCli,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    #[command(flatten)]
+    pub place: LettersPlaceCli,
+}
+
+/// Park what is held of a topic, of which too many keys would have been parked at once
+#[derive(Debug, Default, Args)]
+pub struct LettersParkCli {
+    /// The topic, as `list` shows it; '' for events whose row gives none
+    #[arg(long, value_name = "T", required = true)]
+    pub topic: String,
+    #[command(flatten)]
+    pub place: LettersPlaceCli,
 }
 
 /// Make the tables, the publication and the slot; a second time changes nothing
@@ -211,10 +348,11 @@ pub struct RunCli {
     pub record: RecordCli,
     #[command(flatten)]
     pub kafka: KafkaCli,
-    /// Not built yet
-    #[arg(long, value_name = "DURATION", hide = true)]
+    /// How long to wait for an absent topic before its keys are parked [default: 5m]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub topic_grace: Option<String>,
-    /// What to do with an event that Kafka will never take [default: halt]
+    /// What to do with an event that Kafka will never take: `park` (see dead-letters) or `halt`
+    /// [default: park]
     #[arg(long, value_name = "POLICY")]
     pub on_poison: Option<String>,
     /// What to do where the stream may have skipped rows [default: halt]

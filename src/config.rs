@@ -8,6 +8,7 @@
 mod conninfo;
 mod database;
 mod layers;
+mod letters;
 mod mapping;
 mod passfile;
 mod property;
@@ -29,6 +30,7 @@ pub use database::{
 };
 pub use layers::Surroundings;
 use layers::{Given, Layers};
+pub use letters::{KeyName, LetterId, LettersTask, ListLetters, Order, Status, Which};
 pub use property::Property;
 
 /// What one invocation of the program is to do.
@@ -44,6 +46,7 @@ pub enum Task {
     Run(Box<RunConfig>),
     Check(Box<CheckConfig>),
     Status(Box<StatusConfig>),
+    DeadLetters(Box<DeadLettersConfig>),
     Demo(DemoConfig),
 }
 
@@ -110,6 +113,7 @@ pub struct CheckConfig {
     pub mapping: Mapping,
     /// `None`: only Postgres is looked at.
     pub kafka: Option<Kafka>,
+    pub on_poison: OnPoison,
     pub json: bool,
 }
 
@@ -118,6 +122,13 @@ pub struct StatusConfig {
     pub source: Source,
     pub mapping: Mapping,
     pub http: Http,
+    pub json: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct DeadLettersConfig {
+    pub source: Source,
+    pub task: LettersTask,
     pub json: bool,
 }
 
@@ -143,6 +154,18 @@ pub struct RunConfig {
     /// How long a SIGTERM waits for deliveries.
     pub shutdown_timeout: Duration,
     pub in_flight_bytes: usize,
+    pub on_poison: OnPoison,
+    /// How long an absent topic is waited for before its keys are parked.
+    pub topic_grace: Duration,
+}
+
+/// What becomes of an event that Kafka will never take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnPoison {
+    /// It goes to the dead-letter table, and so does what follows it of its key.
+    Park,
+    /// The relay ends with exit code 4.
+    Halt,
 }
 
 #[derive(Clone, Debug)]
@@ -170,6 +193,8 @@ const HTTP_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST)
 const LOCK_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 const STALL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(20);
 const SHUTDOWN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+/// A cluster that restarts says of its topics for a while that they are not there.
+const TOPIC_GRACE_DEFAULT: Duration = Duration::from_secs(5 * 60);
 /// One frame is at most 64 MiB, and so is what the producer may hold.
 const IN_FLIGHT_BYTES_MAX: usize = 64 << 20;
 /// One maximal record of a default broker (1 MiB) has to fit.
@@ -217,8 +242,17 @@ impl Config {
                     task: Task::Demo(demo(&layers, args)?),
                 })
             }
+            Command::DeadLetters(args) => {
+                let common = args.action.common();
+                let layers = Layers::read(around, common.config.as_deref())?;
+                let log = log_format(&layers, around, common.log.clone())?;
+                let config = letters::dead_letters(&layers, around, args.action)?;
+                Ok(Config {
+                    log,
+                    task: Task::DeadLetters(Box::new(config)),
+                })
+            }
             Command::Prune(_) => Err(command_not_built("prune")),
-            Command::DeadLetters(_) => Err(command_not_built("dead-letters")),
             Command::Replay(_) => Err(command_not_built("replay")),
             Command::Poll(_) => Err(command_not_built("poll")),
             Command::Drain(_) => Err(command_not_built("drain")),
@@ -230,7 +264,7 @@ impl Config {
 fn command_not_built(name: &str) -> Failure {
     Failure::usage(
         format!("walrelay {name} is not built yet"),
-        "use init, check, run, status or demo; walrelay --help shows what they take",
+        "use init, check, run, status, dead-letters or demo; walrelay --help shows what they take",
     )
 }
 
@@ -259,6 +293,8 @@ fn run(layers: &Layers, around: &Surroundings, args: cli::RunCli) -> Result<RunC
     };
     let stall_timeout = layers.get("stall_timeout", args.stall_timeout)?;
     let shutdown_timeout = layers.get("shutdown_timeout", args.shutdown_timeout)?;
+    let topic_grace = layers.get("topic_grace", args.topic_grace)?;
+    let on_poison = on_poison(layers, args.on_poison)?;
     let Some(kafka) = kafka(layers, args.kafka)? else {
         return Err(Failure::usage(
             "no brokers: run does not know where Kafka is",
@@ -273,7 +309,20 @@ fn run(layers: &Layers, around: &Surroundings, args: cli::RunCli) -> Result<RunC
         stall_timeout: duration_or(stall_timeout, STALL_TIMEOUT_DEFAULT)?,
         shutdown_timeout: duration_or(shutdown_timeout, SHUTDOWN_TIMEOUT_DEFAULT)?,
         in_flight_bytes,
+        on_poison,
+        topic_grace: duration_or(topic_grace, TOPIC_GRACE_DEFAULT)?,
     })
+}
+
+fn on_poison(layers: &Layers, flag: Option<String>) -> Result<OnPoison, Failure> {
+    let Some(given) = layers.get("on_poison", flag)? else {
+        return Ok(OnPoison::Park);
+    };
+    match given.value.as_str() {
+        "park" => Ok(OnPoison::Park),
+        "halt" => Ok(OnPoison::Halt),
+        _ => Err(given.wrong("is no such policy", "write park or halt")),
+    }
 }
 
 fn check(
@@ -285,6 +334,7 @@ fn check(
         kafka: kafka(layers, args.kafka)?,
         mapping: mapping::mapping(layers, args.record)?,
         source: source(layers, around, args.source)?,
+        on_poison: on_poison(layers, args.on_poison)?,
         json: args.json,
     })
 }
@@ -400,7 +450,6 @@ fn log_format(
 /// Settings that design and file format know, of which this build honours one value only.
 fn refuse_not_built(layers: &Layers, args: &cli::RunCli) -> Result<(), Failure> {
     let one_value = [
-        ("on_poison", &args.on_poison, "halt", &["park"][..]),
         ("on_gap", &args.on_gap, "halt", &["heal", "skip"][..]),
         ("retention", &args.retention, "off", &[][..]),
     ];
@@ -419,12 +468,6 @@ fn refuse_not_built(layers: &Layers, args: &cli::RunCli) -> Result<(), Failure> 
             ));
         }
         return Err(given.wrong("is no such policy", &format!("write {accepted}")));
-    }
-    if let Some(given) = layers.get("topic_grace", args.topic_grace.clone())? {
-        return Err(given.wrong(
-            "is not built yet",
-            "leave it out: today an absent topic is waited for without an end",
-        ));
     }
     Ok(())
 }

@@ -41,7 +41,7 @@ fn start(cli: Cli) -> Result<(), Failure> {
     let config = Config::resolve(cli.command, &Surroundings::of_process())?;
     let voice = match config.task {
         Task::Run(_) | Task::Init(_) => Voice::Full,
-        Task::Check(_) | Task::Status(_) => Voice::Aside,
+        Task::Check(_) | Task::Status(_) | Task::DeadLetters(_) => Voice::Aside,
         Task::Demo(_) => Voice::Aside,
     };
     telemetry::init(config.log, voice)?;
@@ -66,6 +66,7 @@ async fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Init(config) => commands::init::run(*config).await,
         Task::Check(config) => commands::check::run(*config).await,
         Task::Status(config) => commands::status::run(*config).await,
+        Task::DeadLetters(config) => commands::dead_letters::run(*config).await,
         Task::Demo(config) => commands::demo::run(config).await,
     }
 }

@@ -22,8 +22,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::config::{
-    CreateTopics, Database, DemoConfig, Http, InitConfig, Kafka, Mapping, RunConfig, Source,
-    TableName, Template,
+    CreateTopics, Database, DemoConfig, Http, InitConfig, Kafka, Mapping, OnPoison, RunConfig,
+    Source, TableName, Template,
 };
 use crate::error::{DbError, Exit, Failure};
 use crate::io::side::{Side, db_error};
@@ -336,6 +336,9 @@ fn relay_config(source: Source, kafka: Kafka, prefix: &str) -> RunConfig {
         stall_timeout: Duration::from_secs(20),
         shutdown_timeout: Duration::from_secs(30),
         in_flight_bytes: 64 << 20,
+        // Whoever watches should see it end.
+        on_poison: OnPoison::Halt,
+        topic_grace: Duration::from_secs(300),
     }
 }
 

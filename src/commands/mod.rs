@@ -1,6 +1,7 @@
 //! The subcommands other than `run`, a file each.
 
 pub mod check;
+pub mod dead_letters;
 pub mod demo;
 pub mod init;
 mod report;

@@ -6,6 +6,7 @@
 //! would take in what others say on it. Texts of rows travel as bytes in the stream's encoding,
 //! which is UTF-8, or SQL_ASCII where the database is that. Nothing is read but by an index.
 
+pub mod by_hand;
 mod park;
 mod retry;
 

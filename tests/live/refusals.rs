@@ -51,7 +51,7 @@ fn wrong_usage_is_named_before_anything_is_contacted() {
     says(&run(&["--brokers", ""]), 2, &["--brokers"]);
     says(&with(&["--shutdown-timeout", "10"]), 2, &["10", "unit"]);
     says(&with(&["--in-flight-bytes", "1000000"]), 2, &["unit"]);
-    says(&with(&["--on-poison", "park"]), 2, &["park", "halt"]);
+    says(&with(&["--on-poison", "prak"]), 2, &["park", "halt"]);
     says(&with(&["--on-gap", "heal"]), 2, &["heal"]);
     says(&with(&["--slot", "Not-A-Slot"]), 2, &["Not-A-Slot"]);
     for (property, why) in [

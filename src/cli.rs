@@ -140,6 +140,9 @@ pub struct CheckCli {
     pub record: RecordCli,
     #[command(flatten)]
     pub kafka: KafkaCli,
+    /// What run is to do with an event that Kafka will never take: `park` or `halt` [default: park]
+    #[arg(long, value_name = "POLICY")]
+    pub on_poison: Option<String>,
     /// Report as JSON
     #[arg(long)]
     pub json: bool,

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 /// Relays a Postgres transactional outbox to Kafka through a logical replication slot.
 #[derive(Debug, Parser)]
@@ -262,7 +262,8 @@ pub struct LettersShowCli {
 
 /// Which dead letters.
 #[derive(Debug, Default, Args)]
-#[group(id = "which", required = true, multiple = false, args = ["id", "key", "all"])]
+#[group(skip)]
+#[command(group(ArgGroup::new("which").required(true).args(["id", "key", "all"])))]
 pub struct WhichCli {
     /// Id of a row, or event_id
     pub id: Option<String>,

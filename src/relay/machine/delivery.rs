@@ -381,7 +381,7 @@ impl Machine {
             self.park(waiting, behind_another());
             return;
         }
-        if self.trial.has_key(waiting.key) || self.held.has_key(waiting.key) {
+        if self.trial.has_key(waiting.key) || self.held.has_before(&waiting) {
             self.ledger
                 .held(waiting.ticket, waiting.topic, waiting.record.size());
             self.held.put_back(waiting);

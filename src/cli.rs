@@ -274,7 +274,7 @@ pub struct WhichCli {
     #[arg(long)]
     pub all: bool,
     /// With --key: only of this aggregate_type
-    #[arg(long = "type", value_name = "T", requires = "key")]
+    #[arg(long = "type", value_name = "T", requires = "key", conflicts_with_all = ["id", "all"])]
     pub of_type: Option<String>,
 }
 

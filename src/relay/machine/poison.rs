@@ -102,6 +102,12 @@ impl Machine {
             Some(code) => crate::error::kafka::entry(code).remedy.to_owned(),
             None => "a row in the log cannot be changed: insert a corrected event under a new event_id and run with --on-poison park, which sets this one aside, or change what makes it unpublishable (mapping, topic template, topic limit)".to_owned(),
         };
+        // Nothing behind it is sent: the relay ends, and all of it comes again.
+        self.held.forget_from(Ticket(waiting.ticket.0 + 1));
+        self.trial.take(|item| match &item.source {
+            Source::Event(other) => other.ticket > waiting.ticket,
+            Source::Letter { .. } => false,
+        });
         self.poisoned = Some(Poisoned {
             ticket: waiting.ticket,
             event_id: String::from_utf8_lossy(&waiting.origin.event_id).into_owned(),

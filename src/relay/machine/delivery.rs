@@ -138,6 +138,8 @@ impl Machine {
         self.refused = None;
         self.suspects.clear();
         self.suspicion = None;
+        self.gate = None;
+        self.poisoned = None;
         self.forget_parked();
         self.start_tails();
         self.received_ever = Lsn::INVALID;

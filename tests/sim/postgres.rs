@@ -193,6 +193,12 @@ impl Postgres {
         &mut self.data.registry
     }
 
+    /// A statement of the relay's has committed: the log's end.
+    pub fn commit_statement(&mut self) -> Lsn {
+        self.data.insert_lsn += 0x60;
+        self.wal_end()
+    }
+
     pub fn wal_end(&self) -> Lsn {
         Lsn(self.data.insert_lsn)
     }

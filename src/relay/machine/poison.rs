@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::{Ill, Lead, Machine, Moment, Notice, Order, Poisoned};
 use crate::dead_letter::{DeadLetter, EventKey, Parked, Reason, Tripped, Why};
+use crate::lsn::Lsn;
 use crate::record::Ticket;
 use crate::relay::held::Waiting;
 use crate::relay::orders::OnPoison;
@@ -359,11 +360,13 @@ impl Machine {
             .min()
     }
 
-    /// Letters are in the table for good.
-    pub fn on_parked(&mut self, epoch: u64, now: Moment) {
+    /// Letters are in the table for good, and so is the server's log up to `flushed`: one that ends
+    /// before is a copy that lacks them.
+    pub fn on_parked(&mut self, epoch: u64, flushed: Lsn, now: Moment) {
         if epoch != self.parking.epoch {
             return;
         }
+        self.received_ever = self.received_ever.max(flushed);
         self.parking.trouble = None;
         self.parking.rest = REST_MIN;
         for (ticket, key) in std::mem::take(&mut self.parking.out) {

@@ -46,6 +46,7 @@ pub enum Op {
 pub enum Told {
     Parked {
         epoch: u64,
+        flushed: Lsn,
     },
     Known(Box<Parked>),
     Loaded(Vec<Stored>),
@@ -160,6 +161,10 @@ impl Process {
 
     fn say_to_table(&mut self, op: Op, env: &mut Env) -> Told {
         let confirmed = env.pg.confirmed();
+        let flushed = match op {
+            Op::Park { .. } | Op::Settle { .. } => env.pg.commit_statement(),
+            _ => env.pg.wal_end(),
+        };
         let letters = &mut env.pg.registry().letters;
         let mut table = std::mem::take(letters);
         let ctx = &mut env.ctx;
@@ -167,7 +172,7 @@ impl Process {
         let told = match op {
             Op::Park { epoch, letters } => {
                 table.park(&letters, ctx);
-                Told::Parked { epoch }
+                Told::Parked { epoch, flushed }
             }
             Op::Look => Told::Known(Box::new(table.load(super::GENERATION, confirmed))),
             Op::LoadRetry { passed } => {
@@ -220,7 +225,7 @@ impl Process {
     pub(super) fn on_letters(&mut self, told: Told, now: Duration) {
         let machine = &mut self.machine;
         match told {
-            Told::Parked { epoch } => machine.on_parked(epoch, now),
+            Told::Parked { epoch, flushed } => machine.on_parked(epoch, flushed, now),
             Told::Known(parked) => machine.on_parked_known(*parked, now),
             Told::Loaded(letters) => machine.on_retry_loaded(letters, now),
             Told::Settled { epoch, free } => machine.on_settled(epoch, &free, now),

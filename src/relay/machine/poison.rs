@@ -266,13 +266,20 @@ impl Machine {
     }
 
     pub(super) fn learn_parked(&mut self, parked: Parked, now: Moment) {
+        let is_by_hand = parked.touched > self.touched;
         self.touched = parked.touched;
         self.is_looking = false;
         self.parked_is_known = true;
         let tripped = parked.tripped.clone();
         self.retry.is_keyless_asked = parked.is_keyless_retried;
-        let parking = &self.parking;
-        self.parked.looked(parked, |key| parking.is_under_way(key));
+        let (parking, retry) = (&self.parking, &self.retry);
+        let is_under_way = |key: &EventKey| parking.is_under_way(key) || retry.is_about(key);
+        let gone = self.parked.looked(parked, is_under_way);
+        if gone > 0 && !is_by_hand {
+            // Committed, and not there: this is not the table that they were written to.
+            let what = format!("the dead letters of {gone} keys are gone");
+            self.other_history(what, now);
+        }
         for tripped in tripped {
             if !self.breaker.is_tripped(&tripped.topic) {
                 self.breaker.trip(tripped.clone(), now);

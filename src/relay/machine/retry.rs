@@ -45,6 +45,14 @@ pub(super) struct Retry {
     pub(super) is_keyless_asked: bool,
 }
 
+impl Retry {
+    /// Is the key among those that are being published or settled?
+    pub(super) fn is_about(&self, key: &EventKey) -> bool {
+        let mut batch = self.batch.iter();
+        batch.any(|stored| stored.letter.key.as_ref() == Some(key))
+    }
+}
+
 impl Machine {
     pub(super) fn pump_retry(&mut self, now: Moment) {
         if self.lead != Lead::Held || !self.parked_is_known {

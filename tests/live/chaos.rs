@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::kafka::Broker;
 use crate::payments::{Actor, Balance, Role, System, judge};
 use crate::postgres::{Cluster, Pg};
+use crate::proc::eventually;
 use crate::relay::Relay;
 use crate::stage::MINUTE;
 
@@ -222,7 +223,11 @@ fn survive(plan: &Plan) {
     let broker = Broker::start();
     let system = System::new(&cluster, &broker, broker.bootstrap());
     let mut cast = Cast::new(&system, plan.a_second);
-    cast.relays[0].wait_for_text("streaming from", MINUTE);
+    // Either of them.
+    eventually(MINUTE, "a relay streams", || {
+        let streams = |relay: &Relay| relay.lines().iter().any(|l| l.has("streaming from"));
+        cast.relays.iter().any(streams).then_some(())
+    });
 
     say(&format!(
         "chaos: CHAOS_SEED={} CHAOS_KILLS={}",

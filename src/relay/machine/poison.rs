@@ -6,7 +6,7 @@
 //!   standbys) has it.
 //! - From a parked event on, nothing of its key is published.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use super::{Ill, Lead, Machine, Moment, Notice, Order, Poisoned};
@@ -51,6 +51,10 @@ impl Parking {
 
     pub(super) fn is_under_way(&self, key: &EventKey) -> bool {
         self.under_way.contains_key(key)
+    }
+
+    pub(super) fn keys_under_way(&self) -> HashSet<EventKey> {
+        self.under_way.keys().cloned().collect()
     }
 
     fn clear(&mut self) {
@@ -141,6 +145,7 @@ impl Machine {
         let is_retried = key.as_ref().is_some_and(|key| self.parked.is_retried(key));
         if let Some(key) = &key {
             *self.parking.under_way.entry(key.clone()).or_default() += 1;
+            self.retry.parks(key);
         }
         let ticket = waiting.ticket;
         let letter = waiting.into_letter(why, is_retried);

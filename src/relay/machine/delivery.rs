@@ -368,7 +368,7 @@ impl Machine {
                 let at = waiting.origin.position.commit_lsn;
                 topics.partitions(waiting.topic).is_some() && tails.is_read(waiting.topic, at)
             },
-            |key| trial.has_key(key),
+            |waiting| trial.has_before(waiting.key, waiting.ticket),
             room,
             room_bytes,
         );
@@ -384,7 +384,7 @@ impl Machine {
             self.park(waiting, behind_another());
             return;
         }
-        if self.trial.has_key(waiting.key) || self.held.has_before(&waiting) {
+        if self.trial.has_before(waiting.key, waiting.ticket) || self.held.has_before(&waiting) {
             self.ledger
                 .held(waiting.ticket, waiting.topic, waiting.record.size());
             self.held.put_back(waiting);

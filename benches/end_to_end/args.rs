@@ -5,9 +5,9 @@ const USAGE: &str =
   --quick      small amounts, one round: does it work at all (no exit code for missed limits)
   --rounds N   repeat each measurement, the median counts [default: 3]
   --only NAME  drain, drain-single, drain-unix, paired, paired-mapping, paired-tls,
-               memory, latency, sustained or idle";
+               memory, latency, sustained, restart or idle";
 
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     "drain",
     "drain-single",
     "drain-unix",
@@ -17,6 +17,7 @@ const NAMES: [&str; 10] = [
     "memory",
     "latency",
     "sustained",
+    "restart",
     "idle",
 ];
 

@@ -25,6 +25,7 @@ mod raw;
 #[path = "../../tests/live/relay.rs"]
 mod relay;
 mod report;
+mod restart;
 mod rig;
 mod sustained;
 mod usage;
@@ -48,12 +49,13 @@ fn main() {
     };
     let servers = Servers::start();
     let mut report = Report::new(&servers, &args);
-    let parts: [(&str, Part); 6] = [
+    let parts: [(&str, Part); 7] = [
         ("drain", drain::measure),
         ("paired", paired::measure),
         ("memory", memory::measure),
         ("latency", latency::measure),
         ("sustained", sustained::measure),
+        ("restart", restart::measure),
         ("idle", idle::measure),
     ];
     for (name, measure) in parts {

@@ -16,7 +16,7 @@ use crate::postgres::SideId;
 use crate::world::Event;
 
 /// Dead letters that are retried at a time.
-pub const RETRY_ROWS: usize = 7;
+pub const RETRY_ROWS: usize = 200;
 /// How long a statement waits for a server that the network hides.
 const UNANSWERED: Duration = Duration::from_secs(10);
 /// The ends of a topic are watched for as long as a dead producer's requests may be on their way.

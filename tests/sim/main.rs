@@ -2,7 +2,7 @@
 //! runs, on a fake Postgres and a fake Kafka, for as many random lives as the budget allows.
 //!
 //! `SIM_SEED=42` runs one life and prints its history when a promise is broken;
-//! `SIM_BUDGET_SECS=60` goes on for a minute.
+//! `SIM_BUDGET_SECS=60` goes on for a minute, `SIM_CRASHES=1000000` until there were so many.
 
 mod broker;
 mod checker;
@@ -20,6 +20,8 @@ mod world;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use history::{Fact, Moment};
@@ -27,11 +29,13 @@ use history::{Fact, Moment};
 /// Lives that a run has to see, whatever the budget.
 const SEEDS_MIN: u64 = 200;
 const BUDGET_DEFAULT: u64 = 10;
+/// What is counted as a crash.
+const CRASH: &str = "killed";
 /// Facts that are printed of a life that went wrong.
 const FACTS_MAX: usize = 160;
 
 /// What has to come about in `SEEDS_MIN` lives, or they show nothing.
-const REACHED: [&str; 25] = [
+const REACHED: [&str; 52] = [
     "a batch was refused",
     "a clock was ahead",
     "a complete stop",
@@ -39,20 +43,47 @@ const REACHED: [&str; 25] = [
     "a foreign table's row",
     "a halted event passed",
     "a held event was released",
+    "a key was set free",
     "a late append",
     "a leader was away",
+    "a limit was raised",
+    "a request is stuck in the network",
+    "a retry failed",
     "a row that can be no record",
+    "a statement failed",
     "a stored stop was erased",
+    "a tail may not be read",
+    "a tail was longer than is read",
+    "a tail was read",
+    "a topic has grown",
     "a topic was absent",
+    "a topic was tripped",
     "a topic went away under its events",
+    "a tripped topic opened by itself",
+    "an event was sent apart",
     "an incomplete stop",
     "another history",
     "closed because Kafka stalled",
+    "committed, and the answer was lost",
     "cut inside a transaction",
+    "dead letters could not be written",
+    "dead letters were delivered",
+    "discarded",
     "halted by poison",
     "keepalive inside a transaction",
     "killed",
+    "killed behind a boundary",
+    "killed between two orders",
+    "killed in front of a boundary",
+    "larger than its topic takes",
     "neighbours share an LSN",
+    "parked twice",
+    "parked: a malformed row",
+    "parked: behind another",
+    "parked: its topic was absent",
+    "parked: no such topic can be",
+    "parked: refused",
+    "parked: too large",
     "re-sent from below W",
     "reconnected with events on their way",
     "the slot went backwards",
@@ -131,7 +162,9 @@ fn is_worth_telling(fact: &Fact, what: &str) -> bool {
     let is_named = |event: &history::EventId| is_all || what.contains(&event.to_string());
     match fact {
         Fact::Sent { .. } | Fact::Status { .. } => is_all,
-        Fact::Appended { event, .. } | Fact::SaidFailed { event } => is_named(event),
+        Fact::Appended { event, .. } | Fact::SaidFailed { event } | Fact::Acked { event } => {
+            is_named(event)
+        }
         Fact::Committed { rows, .. } => rows.iter().any(|(event, _)| is_named(event)),
         _ => true,
     }
@@ -139,6 +172,50 @@ fn is_worth_telling(fact: &Fact, what: &str) -> bool {
 
 fn env_number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
+}
+
+/// Lives one after the other until the budget is used up (`SIM_BUDGET_SECS`) and enough crashes have
+/// come about (`SIM_CRASHES`).
+fn live_all(first: u64, started: Instant) -> (u64, BTreeMap<&'static str, u64>) {
+    let budget = Duration::from_secs(env_number("SIM_BUDGET_SECS").unwrap_or(BUDGET_DEFAULT));
+    let crashes = env_number("SIM_CRASHES").unwrap_or(0);
+    let next = AtomicU64::new(first);
+    let reached: Mutex<BTreeMap<&'static str, u64>> = Mutex::default();
+    let is_broken = AtomicBool::new(false);
+    let lock = || reached.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_enough = |seed: u64| {
+        let crashed = lock().get(CRASH).copied().unwrap_or_default();
+        seed >= first + SEEDS_MIN && started.elapsed() >= budget && crashed >= crashes
+    };
+    let work = || {
+        while !is_broken.load(Ordering::Relaxed) && !is_enough(next.load(Ordering::Relaxed)) {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            match live(seed, None) {
+                Ok(more) => {
+                    let mut reached = lock();
+                    for (what, count) in more {
+                        *reached.entry(what).or_default() += count;
+                    }
+                }
+                Err(broken) => {
+                    is_broken.store(true, Ordering::Relaxed);
+                    let broken = shortest(seed, broken);
+                    panic!("{}", story(seed, &broken));
+                }
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        for thread in all {
+            if let Err(panic) = thread.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    });
+    let lives = next.load(Ordering::Relaxed) - first;
+    (lives, std::mem::take(&mut lock()))
 }
 
 #[test]
@@ -150,30 +227,17 @@ fn promises_hold_in_every_life() {
         }
         return;
     }
-    let budget = Duration::from_secs(env_number("SIM_BUDGET_SECS").unwrap_or(BUDGET_DEFAULT));
-    let first = env_number("SIM_FIRST_SEED").unwrap_or(1);
     let started = Instant::now();
-    let mut reached: BTreeMap<&'static str, u64> = BTreeMap::new();
-    let mut seed = first;
-    while seed < first + SEEDS_MIN || started.elapsed() < budget {
-        match live(seed, None) {
-            Ok(more) => {
-                for (what, count) in more {
-                    *reached.entry(what).or_default() += count;
-                }
-            }
-            Err(broken) => {
-                let broken = shortest(seed, broken);
-                panic!("{}", story(seed, &broken));
-            }
-        }
-        seed += 1;
-    }
-    let lives = seed - first;
+    let first = env_number("SIM_FIRST_SEED").unwrap_or(1);
+    let (lives, reached) = live_all(first, started);
     for (what, count) in &reached {
         eprintln_line(&format!("{count:>9} {what}"));
     }
-    eprintln_line(&format!("{lives} lives from seed {first}"));
+    let crashes = reached.get(CRASH).copied().unwrap_or_default();
+    let took = started.elapsed().as_secs_f64();
+    eprintln_line(&format!(
+        "{lives} lives from seed {first}, {crashes} crashes in {took:.0} s"
+    ));
     for what in REACHED {
         assert!(reached.contains_key(what), "never came about: {what}");
     }

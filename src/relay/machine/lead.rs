@@ -160,7 +160,7 @@ impl Machine {
             Lead::Waiting { until } if now >= until && self.ending.is_none() => {
                 self.lead = Lead::Seeking;
                 // Whoever takes the lead looks at what is parked.
-                self.parked.look();
+                self.look_begins();
                 self.orders.push_back(Order::SeekLead);
             }
             Lead::Held => {

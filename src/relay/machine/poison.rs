@@ -35,6 +35,7 @@ pub(super) struct Parking {
     out: Vec<(Ticket, Option<EventKey>)>,
     /// Of how many events of each key that is true.
     under_way: HashMap<EventKey, usize>,
+    under_way_at_look: HashSet<EventKey>,
     /// Answers to what was asked before everything was forgotten say nothing.
     pub(super) epoch: u64,
     rest: Duration,
@@ -278,7 +279,11 @@ impl Machine {
         let tripped = parked.tripped.clone();
         self.retry.is_keyless_asked = parked.is_keyless_retried;
         let (parking, retry) = (&self.parking, &self.retry);
-        let is_under_way = |key: &EventKey| parking.is_under_way(key) || retry.is_about(key);
+        let is_under_way = |key: &EventKey| {
+            parking.is_under_way(key)
+                || parking.under_way_at_look.contains(key)
+                || retry.is_about(key)
+        };
         let gone = self.parked.looked(parked, is_under_way);
         if gone > 0 && !is_by_hand {
             // Committed, and not there: this is not the table that they were written to.
@@ -414,12 +419,19 @@ impl Machine {
         self.advance(now);
     }
 
+    /// The table is looked at from now on: what is on its way to it may be missed, and may have
+    /// arrived before the answer does.
+    pub(super) fn look_begins(&mut self) {
+        self.parked.look();
+        self.parking.under_way_at_look = self.parking.keys_under_way();
+    }
+
     fn pump_look(&mut self, now: Moment) {
         let is_wanted = !self.parked_is_known || self.is_touched;
         if self.lead == Lead::Held && is_wanted && !self.is_looking && now >= self.look_at {
             self.is_looking = true;
             self.is_touched = false;
-            self.parked.look();
+            self.look_begins();
             self.orders.push_back(Order::LookAtParked);
         }
     }

@@ -23,6 +23,8 @@ pub struct ParkedKeys {
     /// Events that are settled, or parked without a key, and may be sent again.
     settled: HashSet<Vec<u8>>,
     looks: u64,
+    /// Keys that were set free since the look began whose answer is awaited: it may still show them.
+    freed: Option<HashSet<EventKey>>,
 }
 
 /// The key's hash, as `Held` and all else that keeps order has it.
@@ -130,6 +132,9 @@ impl ParkedKeys {
 
     /// The key's events are published again.
     pub fn unpark(&mut self, key: &EventKey) {
+        if let Some(freed) = &mut self.freed {
+            freed.insert(key.clone());
+        }
         let hash = hash_of(key);
         let Some(list) = self.keys.get_mut(&hash) else {
             return;
@@ -156,6 +161,7 @@ impl ParkedKeys {
     /// A look at the database begins: what is parked from now on it need not show.
     pub fn look(&mut self) {
         self.looks += 1;
+        self.freed = Some(HashSet::new());
     }
 
     /// What the look showed. A key that it does not show has no dead letter any more (they were
@@ -165,7 +171,11 @@ impl ParkedKeys {
         let mut old = std::mem::take(self);
         self.looks = old.looks;
         self.settled = parked.settled.into_iter().collect();
+        let freed = old.freed.take().unwrap_or_default();
         for shown in parked.keys {
+            if freed.contains(&shown.key) {
+                continue;
+            }
             self.insert(shown.key, shown.from, shown.is_retried, 0);
         }
         let mut gone = 0;

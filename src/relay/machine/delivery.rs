@@ -103,11 +103,12 @@ impl Machine {
             return;
         };
         self.held.clear();
-        // An event that was set aside is not read again, and goes on being what it is.
-        let is_aside = |ticket| self.ledger.is_aside(ticket);
-        self.gate = self.gate.filter(|gate| is_aside(*gate));
-        self.poisoned
-            .take_if(|poisoned| !self.ledger.is_aside(poisoned.ticket));
+        // What is before the event to halt at has to come again, and then that as well.
+        if let Some(poisoned) = self.poisoned.take() {
+            self.ledger.lost(poisoned.ticket);
+        }
+        // One that is tried is not read again.
+        self.gate = self.gate.filter(|gate| self.ledger.is_aside(*gate));
         self.release_due = false;
         self.producer = Producer::Ready;
         // Refused without a reason of its own: the producer itself was dead.

@@ -110,10 +110,15 @@ impl Machine {
         };
         // Nothing behind it is sent: the relay ends, and all of it comes again.
         self.held.forget_from(Ticket(waiting.ticket.0 + 1));
-        self.trial.take(|item| match &item.source {
+        let behind = self.trial.take(|item| match &item.source {
             Source::Event(other) => other.ticket > waiting.ticket,
             Source::Letter { .. } => false,
         });
+        for item in behind {
+            if let Source::Event(other) = item.source {
+                self.ledger.lost(other.ticket);
+            }
+        }
         self.poisoned = Some(Poisoned {
             ticket: waiting.ticket,
             event_id: String::from_utf8_lossy(&waiting.origin.event_id).into_owned(),

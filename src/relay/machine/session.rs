@@ -16,6 +16,12 @@ impl Machine {
         // Before anything else: no position of an earlier session may be reported in this one.
         self.ledger.session_started(opened.confirmed_flush);
         self.confirmed = opened.confirmed_flush;
+        // A slot that was set back sends again what another leader had delivered: we have taken
+        // nothing by which it could be recognised.
+        let is_set_back = self.highest_reported > Some(opened.confirmed_flush);
+        if is_set_back && self.ledger.w().is_none() && !self.tails.is_on() {
+            self.start_tails();
+        }
         self.tails.opened(opened.xlogpos);
         self.feedback = Feedback::new(now);
         self.shape = None;

@@ -19,7 +19,8 @@ impl Machine {
         // A slot that was set back sends again what another leader had delivered: we have taken
         // nothing by which it could be recognised.
         let is_set_back = self.highest_reported > Some(opened.confirmed_flush);
-        if is_set_back && self.ledger.w().is_none() && !self.tails.is_on() {
+        let has_nothing = self.ledger.w().is_none() && self.ledger.span() == 0;
+        if is_set_back && has_nothing && !self.tails.is_on() {
             self.start_tails();
         }
         self.tails.opened(opened.xlogpos);

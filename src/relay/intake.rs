@@ -223,7 +223,7 @@ impl Machine {
         match row.draft(shape, &self.settings.mapping, &mut name) {
             Ok(draft) => match self.topics.id(&name) {
                 Some(topic) => {
-                    self.hand_over(ticket, draft, row, shape, (&name, topic), now, outlet)
+                    self.hand_over(ticket, draft, row, shape, (&name, topic), now, outlet);
                 }
                 None => {
                     let bad = BadRow {

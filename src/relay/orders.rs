@@ -556,6 +556,7 @@ pub struct Led {
 
 /// What came of [`Order::SeekLead`].
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 pub enum Seek {
     Led(Led),
     /// Another instance holds the lock.

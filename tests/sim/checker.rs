@@ -270,11 +270,15 @@ impl Checker {
                 self.retry_ends(*proc);
                 return self.exited(*proc, *ok, *halted, text);
             }
-            Fact::StopStored { proc, complete } => {
-                if *complete {
-                    self.stopped_whole.insert(*proc);
-                }
+            Fact::StopStored {
+                proc,
+                complete: true,
+            } => {
+                self.stopped_whole.insert(*proc);
             }
+            Fact::StopStored {
+                complete: false, ..
+            } => {}
             Fact::LeaderChanged { from, .. } => self.leader_changed(*from),
             _ => {}
         }

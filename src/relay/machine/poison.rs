@@ -90,7 +90,7 @@ impl Machine {
                 if may_park {
                     self.park(waiting, why);
                 } else {
-                    self.hold_back(waiting, why, topic, now);
+                    self.hold_back(waiting, why, &topic, now);
                 }
             }
         }
@@ -189,16 +189,16 @@ impl Machine {
     }
 
     /// One key too many would be parked: its topic is tripped, its events wait.
-    fn hold_back(&mut self, mut waiting: Waiting, why: Why, topic: String, now: Moment) {
+    fn hold_back(&mut self, mut waiting: Waiting, why: Why, topic: &str, now: Moment) {
         if matches!(why.reason, Reason::MalformedRow | Reason::InvalidTopic) {
             waiting.verdict = Some(why.clone());
         }
         self.back_to_held(waiting);
-        if self.breaker.is_tripped(&topic) {
+        if self.breaker.is_tripped(topic) {
             return;
         }
         let tripped = Tripped {
-            topic: topic.clone(),
+            topic: topic.to_owned(),
             reason: why.reason,
             message: why.message,
             since: self.sent_at,
@@ -207,8 +207,8 @@ impl Machine {
         self.say(Notice::Tripped(tripped.clone()));
         self.orders.push_back(Order::Trip(tripped.clone()));
         self.breaker.trip(tripped, now);
-        self.topics.trip(&topic);
-        let id = self.topics.id(&topic);
+        self.topics.trip(topic);
+        let id = self.topics.id(topic);
         let tried = self.trial.take(|item| Some(item.topic) == id);
         for item in tried {
             match item.source {

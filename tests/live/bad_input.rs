@@ -22,6 +22,8 @@ fn a_role_that_may_not_write_the_registry_streams_with_one_warning() {
          grant select on outbox to {0}",
         stage.user
     ));
+    // Who may write nothing can park nothing.
+    stage.run_args = vec!["--on-poison".to_owned(), "halt".to_owned()];
     let ins = || {
         sql.run(
             "insert into outbox (event_id, aggregate_type, aggregate_id, event_type, payload)

@@ -582,7 +582,7 @@ impl World {
             Doom::Orders(u32::try_from(rng.range(0, 60)).expect("small"))
         } else {
             Doom::At {
-                name: rng.pick(&BOUNDARIES),
+                name: rng.pick::<&'static str>(&BOUNDARIES),
                 is_after: rng.permille(500),
             }
         };

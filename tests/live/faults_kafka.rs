@@ -34,6 +34,7 @@ pub fn times_said(relay: &Relay, text: &str) -> usize {
     relay.lines().iter().filter(|line| line.has(text)).count()
 }
 
+/// README: Kafka is away: it is down, refuses or hangs.
 #[test]
 fn a_broker_that_hangs_for_30_s_and_is_killed_costs_nothing() {
     let broker = Broker::start();
@@ -102,6 +103,7 @@ fn ins(sql: &Sql, n: usize) {
     ));
 }
 
+/// README: a topic is deleted and made again.
 #[test]
 fn k05_a_topic_deleted_and_made_again_gets_everything_in_order() {
     let broker = Broker::start();

@@ -31,6 +31,7 @@ fn has_said(relay: &Relay, text: &str) -> bool {
     relay.lines().iter().any(|line| line.has(text))
 }
 
+/// README: the relay is killed.
 #[test]
 fn a_standby_takes_over_at_once_after_a_stop_or_a_kill() {
     let stage = Stage::shared(Pg::V15);

@@ -422,6 +422,7 @@ fn a_topic_that_is_not_there_is_named_with_its_events() {
     relay.stop();
 }
 
+/// README: the publication is dropped or loses the table.
 #[test]
 fn a_publication_that_no_longer_covers_the_table_is_noticed() {
     let mut stage = Stage::shared(Pg::V18);
@@ -509,6 +510,7 @@ fn a_standby_is_not_ready_and_names_the_leader() {
     standby.stop();
 }
 
+/// README: another session holds the slot, or another instance leads.
 #[test]
 fn c11_a_slot_that_another_session_holds_is_named_with_its_holder() {
     let mut stage = Stage::shared(Pg::V15);

@@ -206,6 +206,7 @@ fn a_hard_password_gets_through_in_each_of_four_ways() {
 }
 
 /// Case C12: the side session and the stream, each cut alone.
+/// README: a password is rotated while the relay runs.
 #[test]
 fn a_password_that_changes_while_we_run_is_waited_for_and_read_anew() {
     let cluster = Cluster::start(Pg::V18);

@@ -119,6 +119,13 @@ impl Broker {
         Broker::on(Jvm::Small, properties)
     }
 
+    /// A broker of one's own that will be frozen, and not killed: it is not taken for dead
+    /// meanwhile. With the short session that lets a killed one back in soon, a machine that is
+    /// slow enough fences it again and again after the thaw, and its topics have no leader.
+    pub fn to_be_frozen() -> Broker {
+        Broker::with(&["broker.session.timeout.ms=120000"])
+    }
+
     pub fn on(jvm: Jvm, properties: &[&str]) -> Broker {
         Broker::made(jvm, properties, &[], proc::free_port())
     }
@@ -419,7 +426,13 @@ impl Broker {
     pub fn wait_count_while(&self, topic: &str, n: usize, deadline: Duration, check: impl Fn()) {
         let consumer = self.consumer();
         let seen = Cell::new(0);
-        let what = || format!("{topic} holds {} records of {n}", seen.get());
+        let what = || {
+            let replicas = self.replicas(topic);
+            format!(
+                "{topic} holds {} records of {n}; leader and replicas in sync: {replicas:?}",
+                seen.get()
+            )
+        };
         eventually_says(deadline, what, || {
             check();
             let now: i64 = watermarks(&consumer, topic)

@@ -444,6 +444,7 @@ fn becomes(address: &str, status: u16, words: &str) {
 }
 
 /// Case K03 while the relay runs: each fault is waited out, and nothing is lost or said twice.
+/// README: a password is rotated while the relay runs.
 #[test]
 fn k03_rotated_passwords_and_bad_certificates_are_waited_out() {
     let secured = Secured::start();

@@ -218,6 +218,7 @@ fn a_slot_that_lost_its_wal_halts() {
     );
 }
 
+/// README: the database's clock is ahead of the brokers'.
 #[test]
 fn a_time_that_the_broker_refuses_is_no_poison() {
     let stage = Stage::shared(Pg::V15);

@@ -24,6 +24,7 @@ fn ids(records: &[Rec]) -> Vec<String> {
     records.iter().map(Rec::event_id).collect()
 }
 
+/// README: an event is refused by Kafka for good.
 #[test]
 fn an_event_that_is_too_large_halts_and_goes_first_when_there_is_room() {
     let stage = Stage::shared(Pg::V15);

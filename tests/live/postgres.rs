@@ -72,7 +72,11 @@ impl Cluster {
 
     /// A cluster of one's own with more lines in `postgresql.conf`.
     pub fn with(pg: Pg, conf: &[&str]) -> Cluster {
-        let dir = proc::dir(&format!("pg{}", pg.number()));
+        Cluster::within(pg, proc::dir(&format!("pg{}", pg.number())), conf)
+    }
+
+    /// In this directory, which is empty.
+    pub fn within(pg: Pg, dir: PathBuf, conf: &[&str]) -> Cluster {
         if proc::unprivileged().is_some() {
             own(&dir);
         }

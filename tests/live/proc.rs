@@ -2,6 +2,7 @@
 //! --pdeathsig`), and a watchdog removes the files when it is gone, however it went.
 
 use std::fs::{self, OpenOptions};
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -259,7 +260,7 @@ fn remove_when_we_end(dir: &Path) {
     let mut command = Command::new("setsid");
     command
         .args(["sh", "-c"])
-        .arg("cat; for i in 1 2 3 4 5 6 7 8 9 10; do rm -rf \"$0\" 2>/dev/null; [ -e \"$0\" ] || exit; sleep 1; done")
+        .arg("cat; umount -l \"$0\"/disk-* 2>/dev/null; for i in 1 2 3 4 5 6 7 8 9 10; do rm -rf \"$0\" 2>/dev/null; [ -e \"$0\" ] || exit; sleep 1; done")
         .arg(dir)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
@@ -274,6 +275,44 @@ pub fn dir(name: &str) -> PathBuf {
     let path = base().join(format!("{name}-{}", unique()));
     fs::create_dir(&path).expect("a new name");
     path
+}
+
+/// A small file system of our own, to be filled.
+pub struct Disk {
+    pub path: PathBuf,
+}
+
+impl Disk {
+    /// `None` where this user may not mount one.
+    pub fn of_megabytes(size: usize) -> Option<Disk> {
+        let path = dir("disk");
+        let mut mount = Command::new("mount");
+        mount
+            .args(["-t", "tmpfs", "-o", &format!("size={size}m"), "tmpfs"])
+            .arg(&path)
+            .stderr(Stdio::null());
+        let is_mounted = mount.status().is_ok_and(|status| status.success());
+        is_mounted.then_some(Disk { path })
+    }
+
+    /// Leaves room for nothing.
+    pub fn fill(&self) {
+        let mut filler = fs::File::create(self.path.join("filler")).expect("it has room");
+        let block = vec![b'.'; 1 << 16];
+        while filler.write_all(&block).is_ok() {}
+        while filler.write_all(b".").is_ok() {}
+    }
+
+    pub fn clear(&self) {
+        fs::remove_file(self.path.join("filler")).expect("we filled it");
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Lazily: whoever still runs on it ends with its servers.
+        let _ = Command::new("umount").arg("-l").arg(&self.path).status();
+    }
 }
 
 /// A number that no one else in this process gets.

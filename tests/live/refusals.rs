@@ -146,6 +146,7 @@ fn a_wrong_password_or_database_is_definite() {
     );
 }
 
+/// README: the slot is gone.
 #[test]
 fn a_missing_slot_is_refused_and_a_lost_one_halts() {
     let stage = Stage::shared(Pg::V15);
@@ -342,6 +343,7 @@ fn an_unreachable_broker_is_waited_for_and_named() {
 }
 
 // Case K04.
+/// README: a topic does not exist.
 #[test]
 fn an_absent_topic_is_named_and_waited_for() {
     let stage = Stage::shared(Pg::V15);

@@ -28,11 +28,17 @@ impl Ended {
 }
 
 pub fn binary(args: &[&str]) -> Command {
-    let mut command = proc::command(
-        env!("CARGO_BIN_EXE_walrelay"),
-        RunAs::Me,
-        AtParentDeath::Kill,
-    );
+    binary_under(&[], args)
+}
+
+/// The same, started by a program that is given the relay's command line behind its own.
+pub fn binary_under(wrapper: &[String], args: &[&str]) -> Command {
+    let relay = env!("CARGO_BIN_EXE_walrelay");
+    let program = wrapper.first().map_or(relay, String::as_str);
+    let mut command = proc::command(program, RunAs::Me, AtParentDeath::Kill);
+    if let Some((_, rest)) = wrapper.split_first() {
+        command.args(rest).arg(relay);
+    }
     command.args(args);
     // What the caller's shell says about databases must not reach the relay under test.
     for (name, _) in std::env::vars_os() {
@@ -106,9 +112,13 @@ pub struct Relay {
 
 impl Relay {
     pub fn start(args: &[&str], env: &[(&str, &str)]) -> Relay {
+        Relay::start_under(&[], args, env)
+    }
+
+    pub fn start_under(wrapper: &[String], args: &[&str], env: &[(&str, &str)]) -> Relay {
         let dir = proc::dir("relay");
         let log = dir.join("log");
-        let mut command = binary(args);
+        let mut command = binary_under(wrapper, args);
         command.envs(env.iter().copied()).current_dir(&dir);
         Relay {
             process: Proc::start(command, &log),

@@ -87,7 +87,7 @@ fn kills_while_leaders_move(kills: usize) -> Verdict {
     let load = at_a_rate(&stage);
     for kill in 0..kills {
         trio.wait_in_sync(&topic, 3);
-        more(&load, 200);
+        stage.wait_count("t", load.committed(), 3 * MINUTE);
         let node = trio.node(trio.leader(&topic, kill % 6));
         // In turn: what is in flight at the moment, and what is sent to the new leaders.
         if kill % 2 == 0 {
@@ -151,6 +151,30 @@ fn kills_while_the_broker_is_frozen(broker: &Broker, rounds: usize) -> Verdict {
 }
 
 // ---- in `make test` ------------------------------------------------------------------------
+
+#[test]
+fn kills_in_the_middle_of_a_drain_repeat_nothing() {
+    let stage = Stage::shared(Pg::V15);
+    stage.init();
+    kills_in_a_drain(&stage, 4).assert_exactly_once();
+}
+
+#[test]
+fn kills_at_a_steady_rate_repeat_nothing() {
+    let stage = Stage::shared(Pg::V18);
+    stage.init();
+    kills_at_a_rate(&stage, 4).assert_exactly_once();
+}
+
+#[test]
+fn kills_while_leaders_move_repeat_nothing() {
+    kills_while_leaders_move(2).assert_exactly_once();
+}
+
+#[test]
+fn late_writes_of_a_killed_relay_repeat_nothing() {
+    kills_while_the_broker_is_frozen(&Broker::start(), 2).assert_exactly_once();
+}
 
 #[test]
 fn without_the_read_right_events_come_again_and_never_in_another_order() {

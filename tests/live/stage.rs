@@ -24,6 +24,8 @@ pub struct Stage<'a> {
     pub database_url: Option<String>,
     /// Where the relay finds the broker, if not at its open listener.
     pub brokers: Option<String>,
+    /// A program that starts the relay, with what it is told before the relay's command line.
+    pub wrapper: Vec<String>,
     /// More arguments of `init` and `run`.
     pub source_args: Vec<String>,
     /// More arguments of `run` alone.
@@ -54,6 +56,7 @@ impl<'a> Stage<'a> {
             user: "postgres".to_owned(),
             database_url: None,
             brokers: None,
+            wrapper: Vec::new(),
             source_args: Vec::new(),
             run_args: Vec::new(),
             last_relay: Cell::new(None),
@@ -161,7 +164,7 @@ impl<'a> Stage<'a> {
     pub fn run(&self) -> Relay {
         let args = self.run_line();
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let relay = Relay::start(&args, &[]);
+        let relay = Relay::start_under(&self.wrapper, &args, &[]);
         self.last_relay.set(Some(relay.pid()));
         relay
     }

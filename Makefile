@@ -1,6 +1,6 @@
 # make help says what there is.
 .DEFAULT_GOAL := help
-.PHONY: help deps servers test demo bench lint release
+.PHONY: help deps servers test chaos soak demo bench lint release
 
 CARGO ?= cargo
 DEMO_ARGS ?=
@@ -22,6 +22,16 @@ test: deps ## everything: unit, tidy, simulation, live tests on real servers
 	@tests/servers/fetch.sh
 	$(CARGO) test --release --features faults --lib --bins --test tidy --test sim
 	$(CARGO) test --release --features faults --test live -- --test-threads=$(TEST_THREADS)
+
+chaos: deps ## 200 random kills of everything at 500 payments a second (CHAOS_SEED, CHAOS_KILLS)
+	@tests/servers/fetch.sh
+	$(CARGO) test --release --features faults --test live -- --ignored --exact \
+		chaos::chaos_of_two_hundred_kills_at_500_payments_a_second_leaves_each_payment_one_effect
+
+soak: deps ## what takes long: outages in real time, ten minutes of simulation (SIM_BUDGET_SECS)
+	@tests/servers/fetch.sh
+	SIM_BUDGET_SECS=$${SIM_BUDGET_SECS:-600} $(CARGO) test --release --features faults --test sim
+	$(CARGO) test --release --features faults --test live -- --ignored --test-threads=1 soak_
 
 demo: ## rows become Kafka records before your eyes (DEMO_ARGS="--seconds 8")
 	@tests/servers/install.sh build

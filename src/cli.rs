@@ -393,6 +393,13 @@ pub struct DemoCli {
     /// Directory of initdb and postgres [default: PATH, then the usual places]
     #[arg(long, value_name = "DIR")]
     pub pg_bin: Option<PathBuf>,
+    /// Kill relays, Postgres, writer and consumer meanwhile, then balance the books [default: for
+    /// 30 seconds, 100 payments a second]
+    #[arg(long, conflicts_with = "events")]
+    pub chaos: bool,
+    /// The demo's own processes are told by this what they are.
+    #[arg(long, hide = true)]
+    pub part: Option<String>,
     #[command(flatten)]
     pub common: CommonCli,
 }

@@ -177,6 +177,10 @@ pub struct DemoConfig {
     pub brokers: Option<String>,
     /// Where `initdb` and `postgres` are; `None`: PATH, then the usual places.
     pub pg_bin: Option<PathBuf>,
+    /// Everything is killed meanwhile.
+    pub chaos: bool,
+    /// What one of the chaos's own processes is to do.
+    pub part: Option<String>,
 }
 
 const TABLE_DEFAULT: &str = "public.outbox";
@@ -396,6 +400,8 @@ fn demo(layers: &Layers, args: cli::DemoCli) -> Result<DemoConfig, Failure> {
         rate: args.rate,
         brokers,
         pg_bin: args.pg_bin,
+        chaos: args.chaos,
+        part: args.part,
     })
 }
 

@@ -623,6 +623,10 @@ impl Service {
                 {
                     self.limit_batch(bytes);
                 }
+                if let TopicState::Present { .. } = state {
+                    let around = Arc::clone(&self.surroundings);
+                    self.spawn(letters::may_read(around, name.clone()));
+                }
                 self.machine.on_topic(&name, &state, now);
             }
             Done::Reached(reach) => self.on_reach(reach, now),
@@ -676,6 +680,10 @@ impl Service {
     fn publish_progress(&mut self, now: Moment) {
         let progress = &self.vitals.progress;
         let deliveries = self.machine.take_deliveries();
+        for reason in &deliveries.parked {
+            progress.parked(*reason);
+        }
+        progress.spared(deliveries.retried, deliveries.passed_over);
         if !deliveries.by_topic.is_empty() {
             let clock = SystemTime::now();
             for (topic, events, bytes) in &deliveries.by_topic {

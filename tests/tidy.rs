@@ -43,7 +43,7 @@ fn may_import(room: &str) -> Option<&'static [&'static str]> {
             "relay::route",
         ],
         "cli" => &["config", "error"],
-        "telemetry" => &["config", "error", "finding", "lsn", "record"],
+        "telemetry" => &["config", "dead_letter", "error", "finding", "lsn", "record"],
         "commands" => &[
             "io",
             "config",

@@ -8,6 +8,7 @@
 
 mod audience;
 mod binaries;
+mod chaos;
 mod server;
 mod shop;
 mod show;
@@ -21,8 +22,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::config::{
-    CreateTopics, DemoConfig, Http, InitConfig, Kafka, Mapping, OnPoison, RunConfig, Source,
-    TableName, Template,
+    CreateTopics, Database, DemoConfig, Http, InitConfig, Kafka, Mapping, OnPoison, RunConfig,
+    Source, TableName, Template,
 };
 use crate::error::{DbError, Exit, Failure};
 use crate::io::side::{Side, db_error};
@@ -58,6 +59,12 @@ pub struct Setting {
 /// # Errors
 /// Something could not be had (exit 3), broke, or the summary is not as promised (exit 1).
 pub async fn run(config: DemoConfig) -> Result<(), Failure> {
+    if let Some(part) = &config.part {
+        return chaos::play(part).await;
+    }
+    if config.chaos {
+        return chaos::run(config).await;
+    }
     let style = Style::of_stdout();
     let mut asked = Asked::listen()?;
     show::title(style);
@@ -141,14 +148,7 @@ impl Stage {
         };
         let binaries = Binaries::find(config.pg_bin.as_deref())?;
         let (to_kafka, kafka, prefix) = broker(config)?;
-        let topic = format!("{prefix}.{AGGREGATE_TYPE}");
-        let how = CreateTopics {
-            partitions: PARTITIONS,
-            replication: None,
-        };
-        kafka::create_topic(&kafka, &topic, how)
-            .await
-            .map_err(|error| no_topic(&to_kafka.brokers, &topic, &error.to_string()))?;
+        let topic = make_topic(&to_kafka, &kafka, &prefix).await?;
         let server = Server::start(&binaries).await?;
         let setting = Setting {
             postgres: binaries.version.clone(),
@@ -158,32 +158,9 @@ impl Stage {
             topic,
         };
         show::setting(style, &setting);
-        let source = Source {
-            database: server.database(),
-            table: TableName {
-                schema: "public".to_owned(),
-                name: "outbox".to_owned(),
-            },
-            slot: SLOT.to_owned(),
-            publication: "walrelay".to_owned(),
-        };
-        let side = set_up(&source, style).await?;
-        let run = RunConfig {
-            source,
-            kafka: to_kafka,
-            mapping: Mapping {
-                topic: Template::parse(&format!("{prefix}.{{aggregate_type}}"))
-                    .expect("our own prefix is legal"),
-                ..Mapping::default()
-            },
-            http: Http::Off,
-            stall_timeout: Duration::from_secs(20),
-            shutdown_timeout: Duration::from_secs(30),
-            in_flight_bytes: 64 << 20,
-            // Whoever watches should see it end.
-            on_poison: OnPoison::Halt,
-            topic_grace: Duration::from_secs(300),
-        };
+        let source = source(server.database());
+        let side = set_up(&source, shop::TABLE, style).await?;
+        let run = relay_config(source, to_kafka, &prefix);
         Ok(Stage {
             server,
             side,
@@ -317,8 +294,56 @@ fn broker(config: &DemoConfig) -> Result<(Kafka, kafka::Settings, String), Failu
     Ok((to_kafka, kafka, prefix))
 }
 
-/// `walrelay init`, and the shop's own table.
-async fn set_up(source: &Source, style: Style) -> Result<Side, Failure> {
+/// The topic of the payments, with partitions that the demo knows.
+async fn make_topic(
+    to_kafka: &Kafka,
+    kafka: &kafka::Settings,
+    prefix: &str,
+) -> Result<String, Failure> {
+    let topic = format!("{prefix}.{AGGREGATE_TYPE}");
+    let how = CreateTopics {
+        partitions: PARTITIONS,
+        replication: None,
+    };
+    kafka::create_topic(kafka, &topic, how)
+        .await
+        .map_err(|error| no_topic(&to_kafka.brokers, &topic, &error.to_string()))?;
+    Ok(topic)
+}
+
+fn source(database: Database) -> Source {
+    Source {
+        database,
+        table: TableName {
+            schema: "public".to_owned(),
+            name: "outbox".to_owned(),
+        },
+        slot: SLOT.to_owned(),
+        publication: "walrelay".to_owned(),
+    }
+}
+
+fn relay_config(source: Source, kafka: Kafka, prefix: &str) -> RunConfig {
+    RunConfig {
+        source,
+        kafka,
+        mapping: Mapping {
+            topic: Template::parse(&format!("{prefix}.{{aggregate_type}}"))
+                .expect("our own prefix is legal"),
+            ..Mapping::default()
+        },
+        http: Http::Off,
+        stall_timeout: Duration::from_secs(20),
+        shutdown_timeout: Duration::from_secs(30),
+        in_flight_bytes: 64 << 20,
+        // Whoever watches should see it end.
+        on_poison: OnPoison::Halt,
+        topic_grace: Duration::from_secs(300),
+    }
+}
+
+/// `walrelay init`, and the shop's own tables.
+async fn set_up(source: &Source, tables: &str, style: Style) -> Result<Side, Failure> {
     let init = InitConfig {
         source: source.clone(),
         mapping: Mapping::default(),
@@ -331,9 +356,7 @@ async fn set_up(source: &Source, style: Style) -> Result<Side, Failure> {
     let side = Side::connect(&source.database, None)
         .await
         .map_err(|error| connect::failure(&error, &source.database))?;
-    side.run(shop::TABLE)
-        .await
-        .map_err(|error| broken(&error))?;
+    side.run(tables).await.map_err(|error| broken(&error))?;
     Ok(side)
 }
 

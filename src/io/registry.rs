@@ -409,6 +409,8 @@ fn class_oid(class: i32) -> u32 {
 }
 
 /// Writes this process's id as the leader's and returns the one that stood there, in one statement.
+/// A stop that is stored is complete no more: whoever finds it after a crash of this process must
+/// look for what it has delivered.
 /// `Err` with 42501 where the role may not write schema `walrelay`.
 ///
 /// # Errors
@@ -421,7 +423,8 @@ pub async fn claim_lead(
     let row = client
         .query_opt(
             "with before as (select table_oid, leader from walrelay.relay where table_oid = $1 for update) \
-             update walrelay.relay r set leader = $2, updated_at = now() from before \
+             update walrelay.relay r set leader = $2, updated_at = now(), \
+             stop_complete = case when stop_reported is not null then false end from before \
              where r.table_oid = before.table_oid returning before.leader",
             &[&table_oid, &process_id],
         )

@@ -427,6 +427,8 @@ impl Machine {
         {
             return Fate::Park;
         }
+        let (at, time) = (self.current_lsn, self.current_time);
+        let is_ready = !self.tails.is_on() || self.tails.is_ready(topic, at, time);
         if let Some(halted) = &self.halted
             && halted.event_id.as_bytes() == row.event_id(shape)
         {
@@ -435,8 +437,7 @@ impl Machine {
         let is_behind = self.held.has_key(hash) || self.trial.has_key(hash);
         let is_usable = self.topics.partitions(topic).is_some();
         if self.tails.is_on() {
-            let (at, time) = (self.current_lsn, self.current_time);
-            if !self.tails.is_ready(topic, at, time) {
+            if !is_ready {
                 return Fate::Wait;
             }
             if !is_behind && self.tails.has(topic, at, row.event_id(shape)) {

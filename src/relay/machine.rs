@@ -408,7 +408,9 @@ impl Machine {
             self.parking_due_at(),
             self.retry_due_at(),
         ];
-        due.into_iter().flatten().for_each(&mut sooner);
+        // What is due was done, or waits for something else than time.
+        let later = due.into_iter().flatten().filter(|at| *at > now);
+        later.for_each(&mut sooner);
         if let Some(ending) = &self.ending {
             sooner(ending.deadline);
             if let Some(commit_by) = ending.commit_by {

@@ -123,12 +123,17 @@ impl Tails {
                 })
     }
 
-    /// Topics whose end is to be read now, and since when.
-    pub fn questions(&mut self, now: Moment) -> Vec<(u16, PgTimestamp)> {
+    /// Topics whose end is to be read now, and since when; of those that are there.
+    pub fn questions(
+        &mut self,
+        now: Moment,
+        is_there: impl Fn(u16) -> bool,
+    ) -> Vec<(u16, PgTimestamp)> {
         let mut due = Vec::new();
         for (id, topic) in &mut self.topics {
             if let State::AskAt(at) = topic.state
                 && now >= at
+                && is_there(*id)
             {
                 topic.state = State::Asked;
                 topic.attempts += 1;

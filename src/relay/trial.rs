@@ -52,6 +52,8 @@ pub struct Item {
     pub is_alone: bool,
     /// It was held because its topic is tripped: a refusal parks it not.
     pub is_probe: bool,
+    /// An earlier run halted at it: it goes when everything before it has arrived.
+    pub is_gate: bool,
     refusals: u32,
 }
 
@@ -64,6 +66,7 @@ impl Item {
             asked: waiting.partition,
             is_alone,
             is_probe,
+            is_gate: false,
             refusals: 0,
             source: Source::Event(Box::new(waiting)),
         }
@@ -77,6 +80,7 @@ impl Item {
             asked: (record.partition >= 0).then(|| record.partition.into()),
             is_alone: false,
             is_probe: false,
+            is_gate: false,
             refusals: 0,
             source: Source::Letter {
                 index,
@@ -142,6 +146,25 @@ enum State {
     Idle,
     Out,
     Rebuilding,
+}
+
+/// How far the other producer is.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// The oldest event that is with it, or has to come again.
+    pub at_risk: Ticket,
+    /// Everything below has arrived.
+    pub delivered_below: Ticket,
+}
+
+impl Bounds {
+    fn let_go(&self, item: &Item) -> bool {
+        match item.waits_for() {
+            Some(ticket) if item.is_gate => ticket <= self.delivered_below,
+            Some(ticket) => ticket < self.at_risk,
+            None => true,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -221,7 +244,7 @@ impl Trial {
     /// `place` is the partition that an item goes to, `None` while it cannot go.
     pub fn next_group(
         &mut self,
-        at_risk: Ticket,
+        bounds: Bounds,
         now: Moment,
         mut place: impl FnMut(&Item) -> Option<i32>,
     ) -> usize {
@@ -243,7 +266,7 @@ impl Trial {
                 break;
             }
             let is_free = !blocked.contains(&item.key)
-                && item.waits_for().is_none_or(|ticket| ticket < at_risk)
+                && bounds.let_go(&item)
                 && (is_first || !item.is_alone);
             let partition = if is_free { place(&item) } else { None };
             // Whether it goes or stays: what comes behind it has to wait for it.

@@ -7,6 +7,7 @@ use tokio_postgres::Client;
 
 use super::{Moment, now};
 use crate::config::{Http, Source};
+use crate::dead_letter::Tripped;
 use crate::error::{self, Class, DbError, Failure};
 use crate::io::http::{Answer, Server};
 use crate::io::kafka::Publisher;
@@ -92,6 +93,9 @@ impl Vitals {
                 Leadership::Elsewhere(_) => Leader::Standby,
                 Leadership::Unknown | Leadership::NoDatabase(_) => Leader::Unknown,
             },
+            parked_keys: standing.parked_keys,
+            retried_keys: standing.retried_keys,
+            tripped_topics: standing.tripped.len(),
         });
         if let Some(stats) = publisher.broker_stats() {
             self.brokers = Some(Brokers {
@@ -119,6 +123,9 @@ impl Vitals {
             },
             topics: machine.absent_topics().into_iter().map(waiting).collect(),
             is_full: standing.is_full,
+            not_parked: standing.not_parked.map(trouble),
+            tripped: standing.tripped.iter().map(tripped).collect(),
+            parked_keys: standing.parked_keys,
             in_flight,
             held,
             oldest_undelivered: standing.oldest_undelivered,
@@ -219,6 +226,26 @@ impl Sampler {
 
     pub fn answered(&mut self) {
         self.is_asking = false;
+    }
+}
+
+fn tripped(tripped: &Tripped) -> Trouble {
+    let Tripped {
+        topic,
+        reason,
+        message,
+        ..
+    } = tripped;
+    let (events, arg) = if topic.is_empty() {
+        ("events without a topic are".to_owned(), "''")
+    } else {
+        (format!("events of topic {topic} are"), topic.as_str())
+    };
+    Trouble {
+        what: format!("{events} held, too many keys would be parked: {reason} ({message})"),
+        remedy: format!(
+            "mend its cause: one held event a minute is tried, and the first success lets all go; or park them: walrelay dead-letters park --topic {arg}"
+        ),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Dead letters: statements on the lock's session, each a task that answers with a [`Done`].
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::jobs::{Done, Link, Surroundings};
@@ -167,4 +167,19 @@ pub async fn untrip(link: Arc<Link>, topic: String) -> Done {
 pub async fn read_tail(around: Arc<Surroundings>, topic: String, since: PgTimestamp) -> Done {
     let answer = kafka::read_tail(&around.kafka, &topic, since).await;
     Done::Tail { topic, answer }
+}
+
+/// Says, once a topic, that its end may not be read: what that means should be known before a crash.
+pub async fn may_read(around: Arc<Surroundings>, topic: String) -> Done {
+    let is_new = around
+        .told
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .insert(format!("may read {topic}"));
+    if is_new && kafka::may_read(&around.kafka, &topic).await == Ok(false) {
+        tracing::warn!(
+            "no Read right on topic {topic}: after a crash of the relay events may be repeated (at least once, consumers drop them by event_id); remedy: grant this principal Read on topic {topic}"
+        );
+    }
+    Done::Nothing
 }

@@ -131,6 +131,11 @@ pub struct Facts {
     pub topics: Vec<Waiting>,
     /// So many events wait for topics that nothing more is taken.
     pub is_full: bool,
+    /// Why dead letters cannot be written.
+    pub not_parked: Option<Trouble>,
+    /// Topics whose events are held.
+    pub tripped: Vec<Trouble>,
+    pub parked_keys: usize,
     pub in_flight: Amount,
     pub held: Amount,
     pub oldest_undelivered: Option<PgTimestamp>,

@@ -17,6 +17,7 @@ use prometheus::{
 };
 
 use super::health::{Health, approximate};
+use crate::dead_letter::Reason;
 use crate::error::Class;
 use crate::lsn::{Lsn, PgTimestamp};
 
@@ -62,6 +63,17 @@ pub mod name {
     pub const BROKER_RTT: &str = "walrelay_broker_rtt_seconds";
     /// Gauge, 1 for the state that holds, else 0; label `state`.
     pub const LEADER_STATE: &str = "walrelay_leader_state";
+    /// Counter, events that were parked; label `reason`.
+    pub const PARKED_EVENTS: &str = "walrelay_parked_events_total";
+    /// Gauges: keys that are parked, and of how many of them a retry is under way.
+    pub const PARKED_KEYS: &str = "walrelay_parked_keys";
+    pub const RETRIED_KEYS: &str = "walrelay_retried_keys";
+    /// Gauge, topics whose events are held because too many keys would have been parked.
+    pub const TRIPPED_TOPICS: &str = "walrelay_tripped_topics";
+    /// Counter, dead letters that were delivered.
+    pub const RETRIED_EVENTS: &str = "walrelay_retried_events_total";
+    /// Counter, events that came again and were found in their topic.
+    pub const PASSED_OVER_EVENTS: &str = "walrelay_passed_over_events_total";
     /// Counter; label `peer`.
     pub const RECONNECTS: &str = "walrelay_reconnects_total";
     /// Counter; labels `peer`, `class`.
@@ -87,8 +99,39 @@ pub struct Progress {
     leader_state: IntGaugeVec,
     reconnects: IntCounterVec,
     errors: IntCounterVec,
+    letters: Letters,
     health: HealthGauges,
     state: Mutex<State>,
+}
+
+/// Of what cannot be published, and of what need not be.
+struct Letters {
+    parked: IntCounterVec,
+    keys: IntGauge,
+    retried_keys: IntGauge,
+    tripped: IntGauge,
+    retried: IntCounter,
+    passed_over: IntCounter,
+}
+
+impl Letters {
+    fn new(registry: &Registry) -> Self {
+        let gauge = |name, help| register(registry, IntGauge::new(name, help));
+        let counter = |name, help| register(registry, IntCounter::new(name, help));
+        let opts = Opts::new(name::PARKED_EVENTS, "Events parked.");
+        let parked = register(registry, IntCounterVec::new(opts, &["reason"]));
+        for reason in Reason::ALL {
+            parked.with_label_values(&[reason.as_str()]);
+        }
+        Letters {
+            parked,
+            keys: gauge(name::PARKED_KEYS, "Keys that are parked."),
+            retried_keys: gauge(name::RETRIED_KEYS, "Parked keys that are being retried."),
+            tripped: gauge(name::TRIPPED_TOPICS, "Topics that are tripped."),
+            retried: counter(name::RETRIED_EVENTS, "Dead letters delivered."),
+            passed_over: counter(name::PASSED_OVER_EVENTS, "Events found in their topic."),
+        }
+    }
 }
 
 struct State {
@@ -115,6 +158,9 @@ pub struct Gauges {
     /// The position last reported as flushed.
     pub confirmed_flush: Lsn,
     pub leader: Leader,
+    pub parked_keys: usize,
+    pub retried_keys: usize,
+    pub tripped_topics: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -229,6 +275,7 @@ impl Progress {
             ),
             reconnects,
             errors,
+            letters: Letters::new(&registry),
             health: HealthGauges::new(&registry),
             state: Mutex::new(State {
                 topics: HashMap::new(),
@@ -285,6 +332,20 @@ impl Progress {
             .inc();
     }
 
+    /// An event was parked.
+    pub fn parked(&self, reason: Reason) {
+        self.letters
+            .parked
+            .with_label_values(&[reason.as_str()])
+            .inc();
+    }
+
+    /// Dead letters were delivered, and events passed over that are in their topic already.
+    pub fn spared(&self, retried: u64, passed_over: u64) {
+        self.letters.retried.inc_by(retried);
+        self.letters.passed_over.inc_by(passed_over);
+    }
+
     #[must_use]
     pub fn delivered_so_far(&self) -> u64 {
         self.lock().delivered_events
@@ -302,6 +363,9 @@ impl Progress {
         self.in_flight_bytes.set(signed(gauges.in_flight.bytes));
         self.held_events.set(signed(gauges.held.events));
         self.held_bytes.set(signed(gauges.held.bytes));
+        self.letters.keys.set(signed(gauges.parked_keys));
+        self.letters.retried_keys.set(signed(gauges.retried_keys));
+        self.letters.tripped.set(signed(gauges.tripped_topics));
         for leader in Leader::ALL {
             self.leader_state
                 .with_label_values(&[leader.label()])

@@ -168,3 +168,24 @@ fn what_it_lacks_is_named() {
     let ended = demo(Pg::V15, &["--brokers", &free]).expect_code(3);
     assert!(ended.stderr.contains(&free), "{}", ended.stderr);
 }
+
+#[test]
+fn the_chaos_kills_everybody_and_balances_the_books() {
+    let ended = demo(Pg::V18, &["--chaos", "--seconds", "20"]).expect_code(0);
+    for who in [
+        "the leading relay, pid",
+        "the ledger, pid",
+        "the shop, pid",
+        "Postgres, every",
+    ] {
+        assert!(ended.stdout.contains(who), "no {who} in\n{}", ended.stdout);
+    }
+    assert!(
+        ended.stdout.contains("exactly once, in order"),
+        "{}",
+        ended.stdout
+    );
+    assert!(count(&ended, "payments") > 100, "{}", ended.stdout);
+    assert_eq!(count(&ended, "payments"), count(&ended, "entries"));
+    assert_nothing_is_left(&ended.stdout);
+}

@@ -8,9 +8,11 @@
 
 mod bad_input;
 mod certs;
+mod chaos;
 mod check;
 mod check_command;
 mod connect;
+mod consumers;
 mod ddl;
 mod dead_letter_store;
 mod demo;
@@ -26,12 +28,14 @@ mod kafka;
 mod kafka_secured;
 mod kafka_security;
 mod kafka_view;
+mod kills;
 mod load;
 mod mapping;
 mod matrix;
 mod odd;
 mod outages;
 mod partitions;
+mod payments;
 mod poison;
 mod postgres;
 mod proc;

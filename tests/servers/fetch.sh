@@ -1,7 +1,7 @@
 #!/bin/sh
 # Fetches the real servers that tests, demo and benches use, as Maven artifacts, and unpacks them.
 #
-#   tests/servers/fetch.sh [kafka] [postgres]      (both when none is named)
+#   tests/servers/fetch.sh [kafka] [postgres] [clients]      (all when none is named)
 #
 # They land in tests/servers/cache, or in $WALRELAY_SERVERS. A second run does nothing and is quick.
 # Postgres refuses to run as root, and another user may not be able to reach this clone: as root its
@@ -10,7 +10,7 @@ set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${WALRELAY_SERVERS:-$here/cache}
-want=${*:-kafka postgres}
+want=${*:-kafka postgres clients}
 # Another pom is another set of servers; the letter is for changes of this script's own layout.
 stamp=b-$(cksum <"$here/pom.xml" | tr ' ' '-')
 
@@ -87,6 +87,19 @@ fetch_kafka() {
     archive_kafka
 }
 
+# What the consumers of deploy/consumers need in Java.
+fetch_clients() {
+    of_clients=$(cksum <"$here/clients.xml" | tr ' ' '-')
+    [ -e "$cache/clients/.$of_clients" ] && return
+    say "fetching the JDBC driver and a Java compiler (4 MB) with Maven into $cache/clients"
+    need java default-jre-headless
+    need mvn maven
+    rm -rf "$cache/clients.new" "$cache/clients"
+    mvn -q -B -f "$here/clients.xml" -Dcache="$cache" process-resources >&2
+    : >"$cache/clients.new/.$of_clients"
+    mv "$cache/clients.new" "$cache/clients"
+}
+
 usable_postgres() { # root of all versions
     [ -e "$1/.$stamp" ] || return 1
     for version in "$1"/[0-9]*; do
@@ -132,8 +145,9 @@ for server in $want; do
     case $server in
     kafka) fetch_kafka ;;
     postgres) fetch_postgres ;;
+    clients) fetch_clients ;;
     *)
-        echo "servers: no such server: $server (kafka, postgres)" >&2
+        echo "servers: no such server: $server (kafka, postgres, clients)" >&2
         exit 2
         ;;
     esac

@@ -7,6 +7,12 @@ set -eu
 missing=
 lacks() { missing="$missing $*"; }
 has() { command -v "$1" >/dev/null 2>&1; }
+can_import() {
+    for python in /usr/bin/python3 python3; do
+        "$python" -c "import $1" >/dev/null 2>&1 && return
+    done
+    return 1
+}
 
 for job in "$@"; do
     case $job in
@@ -27,6 +33,9 @@ for job in "$@"; do
         has setpriv || lacks util-linux
         # A pooler in the way (case C03).
         has pgbouncer || [ -x /usr/sbin/pgbouncer ] || lacks pgbouncer
+        # The consumer of deploy/consumers in Python. Debian's packages are of Debian's Python.
+        can_import psycopg2 || lacks python3-psycopg2
+        can_import confluent_kafka || lacks python3-confluent-kafka
         ;;
     bench)
         # pg_recvlogical, which the drain is measured against.

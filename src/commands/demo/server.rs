@@ -5,7 +5,7 @@
 //!   nothing is dropped any more (kill -9, a panic in a thread) a shell that waits for the end of
 //!   our pipe does.
 
-use std::fs::{self, File};
+use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt as _, chown};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -63,13 +63,20 @@ impl Server {
         };
         server.watchdog = Some(watch(&server.dir)?);
         server.initdb(binaries).await?;
-        let log = server.dir.join("log");
-        let out = File::create(&log).map_err(|error| broken("cannot write its log", &error))?;
+        server.launch(binaries).await?;
+        Ok(server)
+    }
+
+    /// Starts the server and waits until it answers.
+    async fn launch(&mut self, binaries: &Binaries) -> Result<(), Failure> {
+        let log = self.dir.join("log");
+        let out = OpenOptions::new().create(true).append(true).open(&log);
+        let out = out.map_err(|error| broken("cannot write its log", &error))?;
         let err = out
             .try_clone()
             .map_err(|error| broken("cannot write its log", &error))?;
         let mut postgres = binaries.command("postgres");
-        postgres.arg("-D").arg(server.data());
+        postgres.arg("-D").arg(self.data());
         for setting in [
             "wal_level=logical",
             "listen_addresses=",
@@ -79,16 +86,47 @@ impl Server {
         ] {
             postgres.arg("-c").arg(setting);
         }
-        postgres.arg("-k").arg(&server.dir);
+        postgres.arg("-k").arg(&self.dir);
         let child = postgres
             .stdin(Stdio::null())
             .stdout(out)
             .stderr(err)
             .spawn()
             .map_err(|error| broken("postgres cannot be started", &error))?;
-        server.postmaster = Some(child);
-        server.wait_ready(&log).await?;
-        Ok(server)
+        self.postmaster = Some(child);
+        self.wait_ready(&log).await
+    }
+
+    /// SIGKILL to the postmaster and all its children at one blow.
+    pub fn kill9(&mut self) {
+        let Some(mut postmaster) = self.postmaster.take() else {
+            return;
+        };
+        let id = postmaster.id();
+        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+        let _ = postmaster.kill();
+        let _ = postmaster.wait();
+        for child in children.unwrap_or_default().split_whitespace() {
+            if let Some(pid) = child.parse().ok().and_then(Pid::from_raw) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+    }
+
+    /// Starts it again on what is on disk.
+    ///
+    /// # Errors
+    /// What the server said.
+    pub async fn restart(&mut self, binaries: &Binaries) -> Result<(), Failure> {
+        let until = Instant::now() + READY_WITHIN;
+        loop {
+            match self.launch(binaries).await {
+                Ok(()) => return Ok(()),
+                Err(failure) if Instant::now() > until => return Err(failure),
+                // Its shared memory is in use until the last of its children has gone.
+                Err(_) => tokio::time::sleep(LOOK_EVERY).await,
+            }
+        }
     }
 
     pub fn dir(&self) -> &Path {

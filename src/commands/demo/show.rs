@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::Setting;
 use super::audience::LINES_EACH_SECOND;
+use super::chaos::Balance;
 use super::shop::{DECLINED_EACH, Plan, Takings};
 use super::verdict::Verdict;
 use crate::io::kafka::Got;
@@ -216,7 +217,8 @@ fn verdict_line(style: Style, verdict: &Verdict) -> String {
     }
 }
 
-pub fn farewell(setting: &Setting) {
+/// What is left, once all is taken down.
+pub fn struck(setting: &Setting) {
     let mut text = format!("Stopped Postgres and removed {}.", setting.dir);
     if !setting.is_mock {
         text.push_str(&format!(
@@ -224,12 +226,85 @@ pub fn farewell(setting: &Setting) {
             setting.topic
         ));
     }
-    text.push_str(
-        "\n\nNext, with your own Postgres (wal_level = logical) and Kafka:\n\
+    say(&text);
+}
+
+pub fn farewell(setting: &Setting) {
+    struck(setting);
+    say(
+        "\nNext, with your own Postgres (wal_level = logical) and Kafka:\n\
          \x20 walrelay init --database-url postgres://USER@HOST/DB\n\
          \x20 walrelay run  --database-url postgres://USER@HOST/DB --brokers HOST:9092\n\
          and in your application, in the transaction that writes the business row:\n\
          \x20 select outbox_emit('payment', 'ada', 'payment.received', '{\"cents\": 1250}');",
     );
-    say(&text);
+}
+
+pub fn chaos_title(style: Style) {
+    let title = "walrelay demo: who is killed, and do the books balance?";
+    say(&format!("{}\n", style.bold(title)));
+}
+
+pub fn chaos_curtain(style: Style, rate: u32, length: Duration) {
+    say(&format!(
+        "  two of them: one leads, one stands by\n\n\
+         A shop writes {rate} payments a second, each with its event in one transaction.\n\
+         A ledger enters each record that it reads, in one transaction with its claim\n\
+         (migrations/consumer.sql). For {} s shop, ledger, relays and Postgres get SIGKILL.\n\
+         A killed ledger reads the whole topic again: a consumer's worst case.\n\n{}",
+        length.as_secs(),
+        style.dim("      kill -9                          payments   in the ledger"),
+    ));
+}
+
+pub fn kill(style: Style, number: usize, who: &str, balance: &Balance) {
+    let who = format!("{who:<32}");
+    say(&format!(
+        "{number:>4}  {} {:>8}        {:>8}",
+        style.bad(&who),
+        balance.payments,
+        balance.entries
+    ));
+}
+
+fn money(cents: i64) -> String {
+    format!("{}.{:02}", cents / 100, cents % 100)
+}
+
+pub fn balance(style: Style, balance: &Balance, kills: usize, records: i64) {
+    let count = |n: i64, must_be: i64| {
+        let text = format!("{n:>10}");
+        if n == must_be {
+            style.good(&text)
+        } else {
+            style.bad(&text)
+        }
+    };
+    let line = if balance.holds() {
+        format!(
+            "{} {kills} kills, and each payment is in the ledger exactly once, in order.",
+            style.good("OK:")
+        )
+    } else {
+        format!("{} the books do not balance.", style.bad("FAILED:"))
+    };
+    say(&format!(
+        "\n  payments     {:>10}   committed, of {}\n\
+         \x20 entries      {}   of {}\n\
+         \x20 missing      {}\n\
+         \x20 twice        {}   {}\n\
+         \x20 out of order {}   {}\n\n{line}",
+        balance.payments,
+        money(balance.payment_cents),
+        count(balance.entries, balance.payments),
+        money(balance.entry_cents),
+        count(balance.missing + balance.strangers, 0),
+        count(balance.twice, 0),
+        style.dim(&format!(
+            "of {records} records in Kafka, {} of them repeats",
+            records - balance.payments
+        )),
+        count(balance.out_of_order, 0),
+        style.dim("by the number within the account"),
+    ));
 }

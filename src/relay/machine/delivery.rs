@@ -345,10 +345,6 @@ impl Machine {
         if self.held.is_empty() || self.producer != Producer::Ready || self.lead != Lead::Held {
             return;
         }
-        // The event at which an earlier run halted goes alone; it is being tried.
-        if self.gate.is_some() {
-            return;
-        }
         let load = self.ledger.load();
         let room = self
             .settings

@@ -97,7 +97,10 @@ impl Machine {
         let awaits_commit = self.awaits_commit();
         // What waits for no more than its topic's answer is as good as on its way.
         let may_go = self.lead == Lead::Held && self.held.may_go(&self.topics);
-        let is_set_aside = self.trial.is_empty() && self.parking.is_idle();
+        if self.ending.is_some() {
+            self.wind_up_retry();
+        }
+        let is_set_aside = self.trial.is_empty() && self.parking.is_idle() && self.is_retry_over();
         let Some(ending) = &mut self.ending else {
             return;
         };

@@ -6,7 +6,7 @@ use crate::error::kafka;
 use crate::record::Report;
 use crate::relay::held::Waiting;
 use crate::relay::route;
-use crate::relay::trial::{Item, Judged, Outcome, Source};
+use crate::relay::trial::{Bounds, Item, Judged, Outcome, Source};
 
 /// What a record costs in a batch beside its own bytes: the batch's header, lengths and deltas.
 const BATCH_OVERHEAD: usize = 61 + 35;
@@ -41,7 +41,8 @@ impl Machine {
             Try::Suspect => false,
             Try::Oversize | Try::Halted | Try::Probe => true,
         };
-        let item = Item::event(waiting, is_alone, why == Try::Probe);
+        let mut item = Item::event(waiting, is_alone, why == Try::Probe);
+        item.is_gate = why == Try::Halted;
         self.trial.push(item);
     }
 
@@ -50,9 +51,12 @@ impl Machine {
             return;
         }
         self.pass_over_tried(now);
-        let at_risk = self.ledger.at_risk();
+        let bounds = Bounds {
+            at_risk: self.ledger.at_risk(),
+            delivered_below: self.ledger.delivered_below(),
+        };
         let (topics, tails) = (&self.topics, &self.tails);
-        let sent = self.trial.next_group(at_risk, now, |item| {
+        let sent = self.trial.next_group(bounds, now, |item| {
             let partitions = if item.is_probe {
                 topics.partitions_anyway(item.topic)
             } else {
@@ -93,6 +97,15 @@ impl Machine {
     fn pass_over_tried(&mut self, now: Moment) {
         if !self.tails.is_on() {
             return;
+        }
+        for item in self.trial.waiting() {
+            if let Source::Event(waiting) = &item.source {
+                let (at, time) = (
+                    waiting.origin.position.commit_lsn,
+                    waiting.origin.commit_time,
+                );
+                self.tails.is_ready(item.topic, at, time);
+            }
         }
         let tails = &self.tails;
         let known = self.trial.take(|item| match &item.source {

@@ -158,6 +158,8 @@ impl Machine {
         match self.lead {
             Lead::Waiting { until } if now >= until && self.ending.is_none() => {
                 self.lead = Lead::Seeking;
+                // Whoever takes the lead looks at what is parked.
+                self.parked.look();
                 self.orders.push_back(Order::SeekLead);
             }
             Lead::Held => {

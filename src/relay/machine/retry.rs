@@ -47,16 +47,16 @@ pub(super) struct Retry {
 
 impl Machine {
     pub(super) fn pump_retry(&mut self, now: Moment) {
-        if self.lead != Lead::Held || self.ending.is_some() || !self.parked_is_known {
+        if self.lead != Lead::Held || !self.parked_is_known {
             return;
         }
         match self.retry.state {
+            State::Idle if self.ending.is_some() => {}
             State::Idle => {
                 let is_asked = self.parked.retried() > 0 || self.retry.is_keyless_asked;
                 let passed = self.passed_lsn();
                 if is_asked && now >= self.retry.ask_at && passed != Lsn::INVALID {
                     self.retry.state = State::Loading;
-                    self.retry.is_keyless_asked = false;
                     self.orders.push_back(Order::LoadRetry { passed });
                 }
             }
@@ -71,6 +71,23 @@ impl Machine {
             State::Settling => self.pump_settling(now),
             State::Loading => {}
         }
+    }
+
+    /// Nothing more is published; what was is still settled.
+    pub(super) fn wind_up_retry(&mut self) {
+        let given_up = self.trial.take(|item| match &item.source {
+            Source::Letter { .. } => true,
+            Source::Event(_) => false,
+        });
+        for item in given_up {
+            if let Source::Letter { index, .. } = item.source {
+                self.retry.open.remove(&index);
+            }
+        }
+    }
+
+    pub(super) fn is_retry_over(&self) -> bool {
+        self.retry.state == State::Idle
     }
 
     /// Every transaction that commits below this is delivered or parked.
@@ -94,7 +111,9 @@ impl Machine {
             return;
         }
         self.retry.state = State::Idle;
-        if letters.is_empty() {
+        if letters.is_empty() || self.ending.is_some() {
+            // Not passed yet, or there is nothing (any more): the table says which.
+            self.is_touched = true;
             self.retry.ask_at = now + ASK_AGAIN;
             self.advance(now);
             return;

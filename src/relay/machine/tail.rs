@@ -25,7 +25,9 @@ impl Machine {
         if !self.tails.is_on() {
             return;
         }
-        for (topic, since) in self.tails.questions(now) {
+        let topics = &self.topics;
+        let is_there = |topic| topics.partitions_anyway(topic).is_some();
+        for (topic, since) in self.tails.questions(now, is_there) {
             let topic = self.topics.name(topic).to_owned();
             self.orders.push_back(Order::ReadTail { topic, since });
         }

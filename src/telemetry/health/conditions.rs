@@ -31,7 +31,7 @@ pub struct Verdict {
 type Judge = fn(&Evidence) -> Verdict;
 
 /// Every condition, in the order in which a person looks for the cause.
-pub const CONDITIONS: [(&str, Judge); 11] = [
+pub const CONDITIONS: [(&str, Judge); 12] = [
     ("loop", turning),
     ("database", database),
     ("leadership", leadership),
@@ -41,6 +41,7 @@ pub const CONDITIONS: [(&str, Judge); 11] = [
     ("kafka", kafka),
     ("topics", topics),
     ("event", event),
+    ("dead letters", dead_letters),
     ("progress", progress),
     ("running", running),
 ];
@@ -235,6 +236,27 @@ fn kafka(e: &Evidence) -> Verdict {
         )),
         None if kafka.has_answered => Verdict::holds("the cluster has answered"),
         None => Verdict::unknown("no broker has answered yet"),
+    }
+}
+
+/// Parked keys are no outage: the rest flows. What cannot be parked holds everything up, in the end.
+fn dead_letters(e: &Evidence) -> Verdict {
+    if let Some(trouble) = &e.facts.not_parked {
+        return Verdict::fails(
+            format!("dead letters cannot be written: {}", trouble.what),
+            trouble.remedy.clone(),
+        );
+    }
+    match (e.facts.tripped.as_slice(), e.facts.parked_keys) {
+        ([], 0) => Verdict::holds("no key is parked"),
+        ([], keys) => Verdict::holds(format!(
+            "{keys} keys are parked: see walrelay dead-letters list"
+        )),
+        ([only], _) => Verdict::of(only),
+        ([first, rest @ ..], _) => Verdict::fails(
+            format!("{} (and {} topics more)", first.what, rest.len()),
+            first.remedy.clone(),
+        ),
     }
 }
 

@@ -5,9 +5,10 @@ const USAGE: &str =
   --quick      small amounts, one round: does it work at all (no exit code for missed limits)
   --rounds N   repeat each measurement, the median counts [default: 3]
   --only NAME  drain, drain-single, drain-unix, paired, paired-mapping, paired-tls,
-               memory, latency, sustained or idle";
+               memory, latency, sustained, idle, poison, poison-none,
+               poison-neighbours or parked";
 
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 14] = [
     "drain",
     "drain-single",
     "drain-unix",
@@ -18,6 +19,10 @@ const NAMES: [&str; 10] = [
     "latency",
     "sustained",
     "idle",
+    "poison",
+    "poison-none",
+    "poison-neighbours",
+    "parked",
 ];
 
 pub struct Args {

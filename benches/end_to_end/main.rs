@@ -17,6 +17,8 @@ mod latency;
 mod load;
 mod memory;
 mod paired;
+mod parked;
+mod poison;
 #[path = "../../tests/live/postgres.rs"]
 mod postgres;
 #[path = "../../tests/live/proc.rs"]
@@ -48,13 +50,15 @@ fn main() {
     };
     let servers = Servers::start();
     let mut report = Report::new(&servers, &args);
-    let parts: [(&str, Part); 6] = [
+    let parts: [(&str, Part); 8] = [
         ("drain", drain::measure),
         ("paired", paired::measure),
         ("memory", memory::measure),
         ("latency", latency::measure),
         ("sustained", sustained::measure),
         ("idle", idle::measure),
+        ("poison", poison::measure),
+        ("parked", parked::measure),
     ];
     for (name, measure) in parts {
         if args.wants(name) {

@@ -304,9 +304,7 @@ fn a_partition_that_the_topic_has_not_is_parked_with_its_key() {
         "partition = 'part'\n",
     );
     let put = |n: usize, key: &str, part: &str| {
-        sql.run(&format!(
-            "insert into o values ({n}, '{key}', 'p', {part})"
-        ));
+        sql.run(&format!("insert into o values ({n}, '{key}', 'p', {part})"));
     };
     // Some of them before the topic is known, some when it is.
     put(0, "order-1", "5");
@@ -319,7 +317,10 @@ fn a_partition_that_the_topic_has_not_is_parked_with_its_key() {
     stage.wait_confirmed(MINUTE);
     relay.stop();
     let records = stage.broker.read_all(&stage.topic("t"));
-    let mut at: Vec<_> = records.iter().map(|r| (r.key_text(), r.partition)).collect();
+    let mut at: Vec<_> = records
+        .iter()
+        .map(|r| (r.key_text(), r.partition))
+        .collect();
     at.sort();
     assert_eq!(at, [("order-1".to_owned(), 5), ("order-3".to_owned(), 1)]);
     let letters = parked(&sql);

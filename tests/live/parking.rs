@@ -163,7 +163,11 @@ fn k06_the_broker_judges_the_compressed_batch_to_the_byte() {
             .collect();
         let expected = [(id(2), "too_large"), (id(4), "behind"), (id(7), "behind")];
         assert_eq!(told, expected, "{codec}");
-        let size = if codec == "none" { "1048427" } else { "1050001" };
+        let size = if codec == "none" {
+            "1048427"
+        } else {
+            "1050001"
+        };
         for word in [size, "1048588", "MSG_SIZE_TOO_LARGE", &topic] {
             assert!(letters[0].message.contains(word), "{letters:?}");
         }
@@ -204,7 +208,10 @@ fn k08_a_null_key_is_parked_alone_on_a_compacted_topic_and_on_any() {
         assert_eq!(parked_ids(&sql), [id(2), id(4)]);
         for letter in letters {
             assert_eq!(letter.reason, "malformed_row");
-            assert!(letter.message.contains("aggregate_id is null"), "{letter:?}");
+            assert!(
+                letter.message.contains("aggregate_id is null"),
+                "{letter:?}"
+            );
         }
         // What has no key is parked alone, and comes not again.
         let mut relay = stage.run();
@@ -250,9 +257,7 @@ fn an_event_that_is_too_large_parks_its_key_and_returns_in_its_place() {
     stage
         .broker
         .alter_topic(&topic, &[("max.message.bytes", "1000000")]);
-    stage
-        .dead_letters(&["retry", "--key", "k4"])
-        .expect_code(0);
+    stage.dead_letters(&["retry", "--key", "k4"]).expect_code(0);
     stage.wait_count("t", 122, MINUTE);
     crate::parked::wait_until(&stage, &sql, "parked", 0);
     good(&sql, &mut all, 122, "k4");

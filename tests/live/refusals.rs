@@ -6,7 +6,6 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use crate::kafka::Broker;
 use crate::poison::halting;
 use crate::postgres::{Cluster, Pg};
 use crate::proc;

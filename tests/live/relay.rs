@@ -27,12 +27,16 @@ impl Ended {
     }
 }
 
+/// The relay of this build.
+pub const OWN: &str = env!("CARGO_BIN_EXE_walrelay");
+
 pub fn binary(args: &[&str]) -> Command {
-    let mut command = proc::command(
-        env!("CARGO_BIN_EXE_walrelay"),
-        RunAs::Me,
-        AtParentDeath::Kill,
-    );
+    program(OWN, args)
+}
+
+/// The same of another build.
+fn program(program: &str, args: &[&str]) -> Command {
+    let mut command = proc::command(program, RunAs::Me, AtParentDeath::Kill);
     command.args(args);
     // What the caller's shell says about databases must not reach the relay under test.
     for (name, _) in std::env::vars_os() {
@@ -46,9 +50,14 @@ pub fn binary(args: &[&str]) -> Command {
 
 /// Runs a command to its end (`init`, a refused `run`), at most until `deadline`.
 pub fn run_to_end(args: &[&str], env: &[(&str, &str)], deadline: Duration) -> Ended {
+    run_program(OWN, args, env, deadline)
+}
+
+/// The same of another build.
+pub fn run_program(path: &str, args: &[&str], env: &[(&str, &str)], deadline: Duration) -> Ended {
     let dir = proc::dir("command");
     let (out, err) = (dir.join("out"), dir.join("err"));
-    let mut command = binary(args);
+    let mut command = program(path, args);
     command
         .envs(env.iter().copied())
         .current_dir(&dir)
@@ -106,9 +115,13 @@ pub struct Relay {
 
 impl Relay {
     pub fn start(args: &[&str], env: &[(&str, &str)]) -> Relay {
+        Relay::start_program(OWN, args, env)
+    }
+
+    pub fn start_program(path: &str, args: &[&str], env: &[(&str, &str)]) -> Relay {
         let dir = proc::dir("relay");
         let log = dir.join("log");
-        let mut command = binary(args);
+        let mut command = program(path, args);
         command.envs(env.iter().copied()).current_dir(&dir);
         Relay {
             process: Proc::start(command, &log),

@@ -238,6 +238,7 @@ impl Machine {
     /// What the cluster says about a topic.
     pub fn on_topic(&mut self, name: &str, state: &TopicState, now: Moment) {
         let is_usable = self.topics.answer(name, state, now);
+        self.review_sizes(name);
         match state {
             TopicState::Present { partitions, .. } if is_usable => {
                 self.say(Notice::TopicPresent {

@@ -13,7 +13,7 @@ use walrelay::relay::intake::Outlet;
 use walrelay::relay::ledger::{Ledger, Take};
 use walrelay::relay::machine::Machine;
 use walrelay::relay::mapping::{Mapping, Part};
-use walrelay::relay::orders::{Led, Opened, Order, Seek, Settings};
+use walrelay::relay::orders::{Led, OnPoison, Opened, Order, Seek, Settings};
 use walrelay::relay::outbox::{Domains, Row, Shape};
 use walrelay::relay::route::{Template, murmur2};
 use walrelay::wire::pgoutput::Message;
@@ -251,6 +251,8 @@ impl Outlet for Nobody {
 fn streaming(nobody: &mut Nobody) -> Machine {
     let settings = Settings {
         mapping: Mapping::default(),
+        on_poison: OnPoison::Park,
+        topic_grace: Duration::from_secs(300),
         process_id: "bench".to_owned(),
         in_flight_events_max: 10_000,
         in_flight_bytes_max: 64 << 20,

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 /// Relays a Postgres transactional outbox to Kafka through a logical replication slot.
 #[derive(Debug, Parser)]
@@ -140,6 +140,9 @@ pub struct CheckCli {
     pub record: RecordCli,
     #[command(flatten)]
     pub kafka: KafkaCli,
+    /// What run is to do with an event that Kafka will never take: `park` or `halt` [default: park]
+    #[arg(long, value_name = "POLICY")]
+    pub on_poison: Option<String>,
     /// Report as JSON
     #[arg(long)]
     pub json: bool,
@@ -259,7 +262,8 @@ pub struct LettersShowCli {
 
 /// Which dead letters.
 #[derive(Debug, Default, Args)]
-#[group(id = "which", required = true, multiple = false, args = ["id", "key", "all"])]
+#[group(skip)]
+#[command(group(ArgGroup::new("which").required(true).args(["id", "key", "all"])))]
 pub struct WhichCli {
     /// Id of a row, or event_id
     pub id: Option<String>,
@@ -270,7 +274,7 @@ pub struct WhichCli {
     #[arg(long)]
     pub all: bool,
     /// With --key: only of this aggregate_type
-    #[arg(long = "type", value_name = "T", requires = "key")]
+    #[arg(long = "type", value_name = "T", requires = "key", conflicts_with_all = ["id", "all"])]
     pub of_type: Option<String>,
 }
 

@@ -113,6 +113,7 @@ pub struct CheckConfig {
     pub mapping: Mapping,
     /// `None`: only Postgres is looked at.
     pub kafka: Option<Kafka>,
+    pub on_poison: OnPoison,
     pub json: bool,
 }
 
@@ -293,10 +294,7 @@ fn run(layers: &Layers, around: &Surroundings, args: cli::RunCli) -> Result<RunC
     let stall_timeout = layers.get("stall_timeout", args.stall_timeout)?;
     let shutdown_timeout = layers.get("shutdown_timeout", args.shutdown_timeout)?;
     let topic_grace = layers.get("topic_grace", args.topic_grace)?;
-    let on_poison = match layers.get("on_poison", args.on_poison)? {
-        Some(given) => on_poison(&given)?,
-        None => OnPoison::Park,
-    };
+    let on_poison = on_poison(layers, args.on_poison)?;
     let Some(kafka) = kafka(layers, args.kafka)? else {
         return Err(Failure::usage(
             "no brokers: run does not know where Kafka is",
@@ -316,7 +314,10 @@ fn run(layers: &Layers, around: &Surroundings, args: cli::RunCli) -> Result<RunC
     })
 }
 
-fn on_poison(given: &Given) -> Result<OnPoison, Failure> {
+fn on_poison(layers: &Layers, flag: Option<String>) -> Result<OnPoison, Failure> {
+    let Some(given) = layers.get("on_poison", flag)? else {
+        return Ok(OnPoison::Park);
+    };
     match given.value.as_str() {
         "park" => Ok(OnPoison::Park),
         "halt" => Ok(OnPoison::Halt),
@@ -333,6 +334,7 @@ fn check(
         kafka: kafka(layers, args.kafka)?,
         mapping: mapping::mapping(layers, args.record)?,
         source: source(layers, around, args.source)?,
+        on_poison: on_poison(layers, args.on_poison)?,
         json: args.json,
     })
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::dead_letters::Standing;
 use super::init;
 use super::report::{self, Entry, Screen};
 use crate::config::{CheckConfig, Database, Source};
@@ -122,6 +123,7 @@ async fn postgres(config: &CheckConfig) -> (Vec<Group>, Topics) {
             if is_before_init(&seen) {
                 before_init(config, side, &mut judged).await;
             }
+            dead_letters(config, side, &seen, &mut judged).await;
             groups.extend(judged);
         }
         _ => groups.push(Group::new(
@@ -165,6 +167,30 @@ async fn before_init(config: &CheckConfig, side: &Side, judged: &mut Vec<Group>)
     let role = judged.iter().position(|group| group.name == "role");
     let at = role.map_or(judged.len(), |role| role + 1);
     judged.insert(at, Group::new(subject, vec![finding]));
+}
+
+/// May they be written, and what waits there for a person? A topic that is held keeps no relay from
+/// starting.
+async fn dead_letters(config: &CheckConfig, side: &Side, seen: &Seen, judged: &mut Vec<Group>) {
+    let mut findings = Vec::new();
+    if let (Ok(rights), Ok(role)) = (&seen.rights, &seen.role) {
+        findings.extend(preflight::parking(*rights, role, config.on_poison));
+    }
+    let row = seen.registry.as_ref().ok().and_then(|r| r.row.as_ref());
+    if let Some(row) = row.filter(|_| !seen.server.in_recovery) {
+        match Standing::of(&side.client, row.table_oid).await {
+            Ok(standing) => findings.extend(standing.findings()),
+            Err(error) => findings.push(Finding::unknown("parked", error.to_string())),
+        }
+    }
+    for finding in &mut findings {
+        if finding.state == State::Failed && finding.subject.starts_with("topic ") {
+            finding.state = State::Warning;
+        }
+    }
+    if !findings.is_empty() {
+        judged.push(Group::new("dead letters", findings));
+    }
 }
 
 async fn ordinary(database: &Database) -> Result<Side, DbError> {

@@ -12,11 +12,13 @@ mod words;
 use std::io::{self, IsTerminal};
 
 use serde::Serialize;
+use tokio_postgres::Client;
 
 use super::report;
 use crate::config::{DeadLettersConfig, LetterId, LettersTask, ListLetters, Source, Which};
 use crate::dead_letter::Tripped;
 use crate::error::{DbError, Exit, Failure};
+use crate::finding::Finding;
 use crate::io::dead_letters::by_hand::{self, Changed, Line, Totals};
 use crate::io::dead_letters::tripped;
 use crate::io::registry::{self, Found, Instance};
@@ -292,6 +294,74 @@ struct Shown {
     lines: Vec<Line>,
     tripped: Vec<Tripped>,
     is_led: bool,
+}
+
+/// What `check` and `status` say of dead letters.
+pub struct Standing {
+    pub totals: Totals,
+    pub tripped: Vec<Tripped>,
+}
+
+impl Standing {
+    /// # Errors
+    /// 42501 where the role may not read them; or the conversation's.
+    pub async fn of(client: &Client, table_oid: u32) -> Result<Standing, DbError> {
+        let (totals, tripped) = tokio::join!(
+            by_hand::totals(client, table_oid),
+            tripped(client, table_oid)
+        );
+        Ok(Standing {
+            totals: totals?,
+            tripped: tripped?,
+        })
+    }
+
+    /// A parked event is worth a look; a topic that is held stands still until somebody decides.
+    pub fn findings(&self) -> Vec<Finding> {
+        let totals = &self.totals;
+        let mut findings = Vec::new();
+        if totals.parked == 0 {
+            findings.push(Finding::ok("parked", "no event is parked"));
+        } else {
+            let oldest = totals.oldest_seconds.map_or(String::new(), |seconds| {
+                format!(", the oldest for {}", age(seconds))
+            });
+            let parked = words::amount(Changed {
+                events: totals.parked,
+                keys: totals.keys,
+                behind: 0,
+            });
+            let asked = match totals.retried_keys {
+                0 => String::new(),
+                n => format!("; a retry is requested for {n} of them"),
+            };
+            findings.push(Finding::warning(
+                "parked",
+                format!("{parked} parked{oldest}{asked}"),
+                "walrelay dead-letters list",
+            ));
+        }
+        findings.extend(self.tripped.iter().map(held));
+        findings
+    }
+}
+
+fn held(tripped: &Tripped) -> Finding {
+    let topic = words::topic(&tripped.topic);
+    let found = format!(
+        "events of {topic} are held, not parked: too many keys at once had the same trouble ({}: {})",
+        tripped.reason,
+        words::safe(tripped.message.as_bytes(), 300)
+    );
+    if tripped.is_park_asked {
+        return Finding::warning(topic, found, "nothing to do: it was asked to park them");
+    }
+    let remedy = format!(
+        "see to the cause: an event of it is tried each minute, and a success opens the topic; or give \
+         up waiting: {}",
+        words::park_command(&tripped.topic)
+    );
+    Finding::failed(topic, found, remedy)
 }
 
 fn not_relayed(source: &Source, what: &str) -> Failure {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::dead_letters::Standing;
 use super::report::{self, Entry, Screen};
 use crate::config::{Http, StatusConfig, TableName};
 use crate::error::{DbError, Exit, Failure};
@@ -117,6 +118,8 @@ struct Base {
     /// Delivered rows may be among those that wait: nobody tells when the last one was delivered.
     is_at_most: bool,
     wal_bytes_per_second: Option<f64>,
+    /// `None`: the table is not registered.
+    letters: Answer<Option<Standing>>,
 }
 
 async fn ask(http: Http) -> Relay {
@@ -184,6 +187,10 @@ async fn look_at(side: &Side, config: &StatusConfig, relay: &Relay) -> Result<Ba
         }
         None => Ok(None),
     };
+    let letters = match judge::registered(&seen, &source.slot) {
+        Some(row) => Standing::of(client, row.table_oid).await.map(Some),
+        None => Ok(None),
+    };
     let slot = seen.slot(&source.slot);
     let rate = told.and_then(|health| health.progress.wal_bytes_per_second);
     let is_limited = slot.is_some_and(|slot| slot.safe_wal_size.is_some());
@@ -207,6 +214,7 @@ async fn look_at(side: &Side, config: &StatusConfig, relay: &Relay) -> Result<Ba
         waiting,
         is_at_most: delivered.is_none(),
         wal_bytes_per_second,
+        letters,
     })
 }
 

@@ -28,7 +28,11 @@ fn run_in(around: &Surroundings, args: &[&str]) -> Result<RunConfig, Failure> {
     let args = [&["run", "--brokers", "kafka:9092"], args].concat();
     match resolve_in(around, &args)?.task {
         Task::Run(config) => Ok(*config),
-        task @ (Task::Init(_) | Task::Check(_) | Task::Status(_) | Task::Demo(_)) => {
+        task @ (Task::Init(_)
+        | Task::Check(_)
+        | Task::Status(_)
+        | Task::DeadLetters(_)
+        | Task::Demo(_)) => {
             panic!("not a run: {task:?}")
         }
     }
@@ -319,6 +323,61 @@ fn what_is_not_built_is_refused_by_name() {
         "--http",
         "off",
     ]);
+}
+
+#[test]
+fn poison_is_parked_unless_told_otherwise() {
+    let default = run(&[]);
+    assert_eq!(default.on_poison, OnPoison::Park);
+    assert_eq!(default.topic_grace, Duration::from_secs(300));
+    let told = run(&["--on-poison", "halt", "--topic-grace", "90s"]);
+    assert_eq!(told.on_poison, OnPoison::Halt);
+    assert_eq!(told.topic_grace, Duration::from_secs(90));
+    refused(&["--topic-grace", "5"], &["no unit"]);
+}
+
+#[test]
+fn dead_letters_are_named_by_row_by_event_or_by_key() {
+    let task = |args: &[&str]| {
+        let args = [&["dead-letters"], args].concat();
+        match resolve_in(&around(&[]), &args).expect("it is right").task {
+            Task::DeadLetters(config) => config.task,
+            task => panic!("{task:?}"),
+        }
+    };
+    let retry = |which| LettersTask::Retry(which);
+    assert_eq!(
+        task(&["retry", "row:7"]),
+        retry(Which::One(LetterId::Row(7)))
+    );
+    assert_eq!(
+        task(&["retry", "event:7"]),
+        retry(Which::One(LetterId::Event("7".to_owned())))
+    );
+    assert_eq!(
+        task(&["retry", "7"]),
+        retry(Which::One(LetterId::Either("7".to_owned())))
+    );
+    assert_eq!(
+        task(&["retry", "--key=-k", "--type", "t"]),
+        retry(Which::Key(KeyName {
+            aggregate_id: "-k".to_owned(),
+            aggregate_type: Some("t".to_owned()),
+        }))
+    );
+    assert_eq!(task(&["retry", "--all"]), retry(Which::All));
+    for wrong in [
+        &["retry"][..],
+        &["retry", "7", "--all"],
+        &["discard", "--key", "k", "--all"],
+        &["retry", "--all", "--type", "t"],
+        &["park"],
+    ] {
+        let args = [&["walrelay", "dead-letters"], wrong].concat();
+        assert!(Cli::try_parse_from(args).is_err(), "{wrong:?}");
+    }
+    let bad = resolve_in(&around(&[]), &["dead-letters", "show", "row:x"]).expect_err("no number");
+    assert_eq!(bad.exit, Exit::Usage);
 }
 
 #[test]

@@ -86,6 +86,16 @@ impl Held {
         !self.keys.is_empty() && self.keys.contains_key(&key)
     }
 
+    /// Does an earlier event of its key wait?
+    #[must_use]
+    pub fn has_before(&self, waiting: &Waiting) -> bool {
+        self.has_key(waiting.key)
+            && self
+                .queue
+                .iter()
+                .any(|own| own.key == waiting.key && own.ticket < waiting.ticket)
+    }
+
     pub fn push(&mut self, waiting: Waiting) {
         *self.keys.entry(waiting.key).or_default() += 1;
         self.queue.push_back(waiting);

@@ -353,15 +353,25 @@ impl Topics {
     /// What was known may be wrong and nothing is on its way: every topic is asked for again
     /// before its next event.
     pub fn doubt_all(&mut self) {
-        self.open = self.list.iter().filter(|t| !t.name.is_empty()).count();
-        self.growing.clear();
-        for topic in self.list.iter_mut().filter(|t| !t.name.is_empty()) {
-            topic.known = Known::Asking;
-            topic.partitions = None;
-            topic.growth = None;
-            topic.is_asked = false;
-            topic.ask_at = Moment::ZERO;
+        for index in 0..self.list.len() {
+            self.doubt(u16::try_from(index).expect("a topic's number"));
         }
+    }
+
+    /// As [`Topics::doubt_all`], of one.
+    pub fn doubt(&mut self, id: u16) {
+        self.growing.retain(|own| *own != id);
+        let topic = &mut self.list[usize::from(id)];
+        match topic.known {
+            Known::Nowhere => return,
+            Known::Present => self.open += 1,
+            Known::Asking | Known::Absent | Known::Denied(_) | Known::Silent(_) => {}
+        }
+        topic.known = Known::Asking;
+        topic.partitions = None;
+        topic.growth = None;
+        topic.is_asked = false;
+        topic.ask_at = Moment::ZERO;
     }
 }
 

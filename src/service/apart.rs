@@ -104,7 +104,7 @@ impl Service {
 
     pub(super) fn on_letters(&mut self, done: Done, now: Moment) {
         match done {
-            Done::Parked { epoch } => self.machine.on_parked(epoch, now),
+            Done::Parked { epoch, flushed } => self.machine.on_parked(epoch, flushed, now),
             Done::NotParked {
                 epoch,
                 letters,

@@ -17,6 +17,7 @@ use crate::io::sample::{self, Sample};
 use crate::io::side::Side;
 use crate::io::slot::Slot;
 use crate::io::{connect, dead_letters, kafka};
+use crate::lsn::Lsn;
 use crate::record::{Right, TopicState};
 use crate::relay::ledger::OpenTransaction;
 use crate::relay::orders::{Halted, Ill, Led, OpenError, Opened, Probed, Seek, Stop};
@@ -95,6 +96,8 @@ pub enum Done {
     NotWritten,
     Parked {
         epoch: u64,
+        /// The log was flushed up to there after they were committed.
+        flushed: Lsn,
     },
     NotParked {
         epoch: u64,
@@ -425,7 +428,7 @@ async fn open_over(around: &Surroundings, link: &Link) -> Result<(Box<Slot>, Ope
 
 /// The slot's confirmed_flush_lsn, read while nobody holds it: a walsender that is still there
 /// could move it between this look and START.
-async fn free_slot(around: &Surroundings, link: &Link) -> Result<crate::lsn::Lsn, OpenError> {
+async fn free_slot(around: &Surroundings, link: &Link) -> Result<Lsn, OpenError> {
     let name = &around.source.slot;
     let later = |error: DbError| OpenError::Later(error.to_string());
     let state = registry::slot_state(&link.client, name)

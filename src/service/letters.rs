@@ -30,7 +30,7 @@ pub async fn park(
     letters: Vec<DeadLetter>,
 ) -> Done {
     match park_over(&around, &link, &letters).await {
-        Ok(()) => Done::Parked { epoch },
+        Ok(flushed) => Done::Parked { epoch, flushed },
         Err(why) => Done::NotParked {
             epoch,
             letters,
@@ -39,7 +39,7 @@ pub async fn park(
     }
 }
 
-async fn park_over(around: &Surroundings, link: &Link, letters: &[DeadLetter]) -> Result<(), Ill> {
+async fn park_over(around: &Surroundings, link: &Link, letters: &[DeadLetter]) -> Result<Lsn, Ill> {
     let in_words = |error: DbError| ill(&error, around);
     let event_id = || {
         let first = letters.first().map_or(&[][..], |letter| &letter.event_id);
@@ -53,7 +53,8 @@ async fn park_over(around: &Surroundings, link: &Link, letters: &[DeadLetter]) -
     let flush = dead_letters::flush_lsn(&link.client)
         .await
         .map_err(in_words)?;
-    wait_for_standbys(around, link, flush).await
+    wait_for_standbys(around, link, flush).await?;
+    Ok(flush)
 }
 
 /// A standby that is promoted must have the dead letters that the slot has passed.

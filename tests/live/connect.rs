@@ -163,6 +163,7 @@ fn a_role_that_may_not_write_streams_and_is_warned_once() {
          grant select on outbox to {0}",
         stage.user
     ));
+    stage.run_args = vec!["--on-poison".to_owned(), "halt".to_owned()];
     let mut relay = stage.run();
     sql.run(ROW);
     assert_eq!(stage.records(1).len(), 1);

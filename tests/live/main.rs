@@ -15,6 +15,7 @@ mod connect;
 mod consumers;
 mod ddl;
 mod dead_letter_store;
+mod dead_letters_cli;
 mod demo;
 mod faults_kafka;
 mod faults_postgres;

@@ -55,12 +55,13 @@ const BAD_VALUES: [(&str, &[&str]); 9] = [
 ];
 
 /// The same, for settings that only `run` has.
-const BAD_RUN_VALUES: [(&str, &[&str]); 6] = [
+const BAD_RUN_VALUES: [(&str, &[&str]); 7] = [
     ("http", &[":9187", "localhost", "127.0.0.1:99999", ""]),
     ("stall_timeout", &["10", "-1s", "soon", ""]),
     ("shutdown_timeout", &["10", "-1s", "soon"]),
     ("in_flight_bytes", &["1", "1GiB", "x"]),
     ("on_poison", &["prak", ""]),
+    ("topic_grace", &["10", "-1s", "soon", ""]),
     ("on_gap", &["ignore", ""]),
 ];
 

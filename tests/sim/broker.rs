@@ -5,8 +5,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
+use walrelay::error::{Class, kafka};
+use walrelay::lsn::PgTimestamp;
 use walrelay::record::{KafkaCode, Record, Report, Ticket, TopicState};
 use walrelay::relay::intake::Outlet;
+use walrelay::tail::{Tail, TailAnswer};
 
 use crate::history::{Ctx, EventId, Fact, Moment, ProcId};
 use crate::world::Event;
@@ -23,7 +26,10 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 struct Msg {
     ticket: Ticket,
     event: EventId,
-    is_stamped: bool,
+    /// Milliseconds since 1970, where it has a time.
+    stamp: Option<i64>,
+    /// As the topic's limit counts, before compression.
+    bytes: usize,
 }
 
 #[derive(Debug)]
@@ -35,6 +41,8 @@ struct Flight {
     is_appended: bool,
     /// Its client has given it up.
     is_orphan: bool,
+    /// And the network holds it back for longer than a tail is watched.
+    is_stuck: bool,
 }
 
 #[derive(Debug, Default)]
@@ -46,6 +54,7 @@ struct Lane {
 #[derive(Debug)]
 struct Client {
     proc: ProcId,
+    kind: Kind,
     lanes: BTreeMap<(String, i32), Lane>,
     reports: Vec<Report>,
     is_fatal: bool,
@@ -54,11 +63,23 @@ struct Client {
     refusing_topic: Option<(String, Moment)>,
 }
 
+/// As `io::kafka::publisher` has it: what a refusal means for what stands behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Gapless,
+    Apart,
+}
+
 #[derive(Debug)]
 struct Topic {
     partitions: i32,
     max_message_bytes: Option<usize>,
+    /// By partition, in its order: when a record says that it is from.
+    logs: BTreeMap<i32, Vec<(EventId, i64)>>,
 }
+
+/// Where brokers stamp records their clocks may be apart: a tail is read from so much earlier.
+const CLOCKS_APART_MS: i64 = 10_000;
 
 /// How often what goes wrong, in 1,000 batches.
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,6 +97,11 @@ pub struct Broker {
     pub rates: Rates,
     /// Refused with this code: one record (`false`) or its whole batch (`true`).
     pub poison: BTreeMap<EventId, (KafkaCode, bool)>,
+    /// Everything of these topics is refused.
+    pub refusing: BTreeMap<String, KafkaCode>,
+    /// May tails be read, and how many records of them?
+    pub may_read: bool,
+    pub tail_max: usize,
     next_id: u32,
 }
 
@@ -88,6 +114,9 @@ impl Broker {
             is_up: true,
             rates: Rates::default(),
             poison: BTreeMap::new(),
+            refusing: BTreeMap::new(),
+            may_read: true,
+            tail_max: usize::MAX,
             next_id: 1,
         }
     }
@@ -97,16 +126,77 @@ impl Broker {
         self.next_id
     }
 
-    pub fn make_topic(&mut self, name: &str, partitions: i32, max_message_bytes: Option<usize>) {
+    pub fn make_topic(
+        &mut self,
+        name: &str,
+        partitions: i32,
+        max_message_bytes: Option<usize>,
+        ctx: &mut Ctx,
+    ) {
+        if self.topics.contains_key(name) {
+            return;
+        }
         let topic = Topic {
             partitions,
             max_message_bytes,
+            logs: BTreeMap::new(),
         };
-        self.topics.entry(name.to_owned()).or_insert(topic);
+        self.topics.insert(name.to_owned(), topic);
+        ctx.fact(Fact::TopicMade {
+            topic: name.to_owned(),
+        });
     }
 
-    pub fn delete_topic(&mut self, name: &str) {
+    pub fn delete_topic(&mut self, name: &str, ctx: &mut Ctx) {
         self.topics.remove(name);
+        ctx.fact(Fact::TopicGone {
+            topic: name.to_owned(),
+        });
+    }
+
+    pub fn grow_topic(&mut self, name: &str) {
+        if let Some(topic) = self.topics.get_mut(name) {
+            topic.partitions += 1;
+        }
+    }
+
+    pub fn partitions(&self) -> BTreeMap<String, i32> {
+        let topics = self.topics.iter();
+        topics
+            .map(|(name, topic)| (name.clone(), topic.partitions))
+            .collect()
+    }
+
+    /// What a topic holds from a time on, and for the checker which events those are.
+    pub fn tail(
+        &self,
+        name: &str,
+        since: PgTimestamp,
+        ctx: &mut Ctx,
+    ) -> (TailAnswer, Vec<EventId>) {
+        if !self.is_up || ctx.rng.permille(30) {
+            return (TailAnswer::Failed("no answer".to_owned()), Vec::new());
+        }
+        let Some(topic) = self.topics.get(name) else {
+            return (TailAnswer::Failed("no such topic".to_owned()), Vec::new());
+        };
+        if !self.may_read {
+            return (TailAnswer::Denied, Vec::new());
+        }
+        let from = since.unix_millis() - CLOCKS_APART_MS;
+        let mut events: Vec<EventId> = Vec::new();
+        let mut complete = true;
+        for log in topic.logs.values() {
+            // An offset is asked for by time: everything behind it is read.
+            let first = log.iter().position(|(_, millis)| *millis >= from);
+            let tail = &log[first.unwrap_or(log.len())..];
+            complete &= tail.len() <= self.tail_max;
+            let skipped = tail.len().saturating_sub(self.tail_max);
+            events.extend(tail[skipped..].iter().map(|(event, _)| event));
+        }
+        let texts: Vec<String> = events.iter().map(ToString::to_string).collect();
+        let tail: Tail = texts.iter().map(String::as_bytes).collect();
+        (TailAnswer::Read { tail, complete }, events)
     }
 
     pub fn has_topic(&self, name: &str) -> bool {
@@ -133,6 +223,7 @@ impl Broker {
     }
 
     pub fn mend_all(&mut self, ctx: &mut Ctx) {
+        self.refusing.clear();
         let all: Vec<EventId> = self.poison.keys().copied().collect();
         for event in all {
             self.mend(event, ctx);
@@ -141,10 +232,11 @@ impl Broker {
 
     // ---- clients ---------------------------------------------------------------------------
 
-    fn client(&mut self, proc: ProcId) -> ClientId {
+    fn client(&mut self, proc: ProcId, kind: Kind) -> ClientId {
         let id = self.id();
         let client = Client {
             proc,
+            kind,
             lanes: BTreeMap::new(),
             reports: Vec::new(),
             is_fatal: false,
@@ -205,7 +297,8 @@ impl Broker {
         lane.queue.push_back(Msg {
             ticket,
             event,
-            is_stamped: record.timestamp_ms.is_some(),
+            stamp: record.timestamp_ms,
+            bytes: bytes_of(record),
         });
         if !client.is_pumped {
             client.is_pumped = true;
@@ -254,6 +347,7 @@ impl Broker {
                 msgs,
                 is_appended: false,
                 is_orphan: false,
+                is_stuck: false,
             };
             self.flights.insert(flight, body);
             let latency = ctx.rng.micros(200, 4_000);
@@ -277,17 +371,11 @@ impl Broker {
             return;
         }
         if flight.is_orphan {
-            let is_taken = !flight.is_appended
-                && self.topics.contains_key(&flight.lane.0)
-                && !self.is_refused(id);
-            if is_taken && ctx.rng.permille(600) {
-                ctx.reach("a late append");
-                self.append(id, ctx);
-            }
-            self.flights.remove(&id);
+            self.orphan(id, ctx);
             return;
         }
-        if !self.topics.contains_key(&flight.lane.0) {
+        let partitions = self.topics.get(&flight.lane.0).map(|t| t.partitions);
+        if partitions.is_none_or(|partitions| flight.lane.1 >= partitions) {
             self.without_topic(id, ctx);
             return;
         }
@@ -309,6 +397,30 @@ impl Broker {
         self.respond(id, ctx);
     }
 
+    /// What a dead producer had put on the wire: written yet, or not, or later than anybody waits.
+    fn orphan(&mut self, id: FlightId, ctx: &mut Ctx) {
+        let flight = &self.flights[&id];
+        let is_taken =
+            !flight.is_appended && self.topics.contains_key(&flight.lane.0) && !self.is_refused(id);
+        if is_taken && !flight.is_stuck && ctx.rng.permille(30) {
+            ctx.reach("a request is stuck in the network");
+            self.flights.get_mut(&id).expect("looked up").is_stuck = true;
+            let pause = ctx.rng.millis(700, 5_000);
+            ctx.after(pause, Event::Flight(id));
+            return;
+        }
+        if is_taken && ctx.rng.permille(600) {
+            ctx.reach("a late append");
+            if self.flights[&id].is_stuck {
+                for msg in &self.flights[&id].msgs {
+                    ctx.fact(Fact::SaidFailed { event: msg.event });
+                }
+            }
+            self.append(id, ctx);
+        }
+        self.flights.remove(&id);
+    }
+
     /// Whose batch this is.
     pub fn owner(&self, id: FlightId) -> Option<ProcId> {
         let flight = self.flights.get(&id)?;
@@ -317,17 +429,55 @@ impl Broker {
 
     fn is_refused(&self, id: FlightId) -> bool {
         let msgs = &self.flights[&id].msgs;
-        msgs.iter().any(|m| self.refused_with(m).is_some())
+        let topic = &self.flights[&id].lane.0;
+        let is_refused = self.refusing.contains_key(topic) || self.is_too_large(id);
+        is_refused || msgs.iter().any(|m| self.refused_with(m).is_some())
+    }
+
+    fn too_large(&self, id: FlightId) -> Vec<EventId> {
+        let flight = &self.flights[&id];
+        let topic = self.topics.get(&flight.lane.0);
+        let limit = topic.and_then(|topic| topic.max_message_bytes);
+        let is_too_large = |msg: &&Msg| limit.is_some_and(|n| msg.bytes + BATCH_OVERHEAD > n);
+        let msgs = flight.msgs.iter().filter(is_too_large);
+        msgs.map(|msg| msg.event).collect()
+    }
+
+    fn is_too_large(&self, id: FlightId) -> bool {
+        !self.too_large(id).is_empty()
+    }
+
+    /// The operator raises what topics take.
+    pub fn raise_limits(&mut self, ctx: &mut Ctx) {
+        for topic in self
+            .topics
+            .values_mut()
+            .filter(|t| t.max_message_bytes.is_some())
+        {
+            topic.max_message_bytes = Some(1_000_000);
+            ctx.reach("a limit was raised");
+        }
     }
 
     fn refused_with(&self, msg: &Msg) -> Option<KafkaCode> {
         let (code, _) = self.poison.get(&msg.event)?;
-        (*code != INVALID_TIMESTAMP || msg.is_stamped).then_some(*code)
+        (*code != INVALID_TIMESTAMP || msg.stamp.is_some()).then_some(*code)
     }
 
     /// Why this batch is refused, and whether it is written all the same.
     fn refusal(&self, id: FlightId, ctx: &mut Ctx) -> Option<(KafkaCode, bool)> {
         let msgs = &self.flights[&id].msgs;
+        let topic = &self.flights[&id].lane.0;
+        if let Some(code) = self.refusing.get(topic) {
+            return Some((*code, false));
+        }
+        if self.is_too_large(id) {
+            ctx.reach("larger than its topic takes");
+            for event in self.too_large(id) {
+                ctx.fact(Fact::TooLarge { event });
+            }
+            return Some((KafkaCode(10), false));
+        }
         if let Some(code) = msgs.iter().find_map(|m| self.refused_with(m)) {
             return Some((code, false));
         }
@@ -347,7 +497,12 @@ impl Broker {
         let flight = self.flights.get_mut(&id).expect("the caller has it");
         flight.is_appended = true;
         let proc = flight.proc;
+        let (name, partition) = &flight.lane;
+        let topic = self.topics.get_mut(name).expect("the caller knows it");
+        let log = topic.logs.entry(*partition).or_default();
         for msg in &flight.msgs {
+            let now = ctx.clock().unix_millis();
+            log.push((msg.event, msg.stamp.unwrap_or(now)));
             ctx.fact(Fact::Appended {
                 event: msg.event,
                 proc,
@@ -381,6 +536,9 @@ impl Broker {
             return;
         }
         let flight = self.flights.remove(&id).expect("looked up above");
+        for msg in &flight.msgs {
+            ctx.fact(Fact::Acked { event: msg.event });
+        }
         let reports = flight.msgs.iter().map(|m| Report {
             ticket: m.ticket,
             result: Ok(()),
@@ -433,6 +591,14 @@ impl Broker {
                 result: Err(code),
             });
         }
+        ctx.reach("a batch was refused");
+        let is_deadly = kafka::entry(code).class == Class::Fatal;
+        let is_apart = |client: &Client| client.kind == Kind::Apart;
+        if self.clients.get(&flight.client).is_some_and(is_apart) && !is_deadly {
+            self.report(flight.client, reports, ctx);
+            self.lane_is_free(flight.client, &flight.lane, ctx);
+            return;
+        }
         let mut purged = self.queued(flight.client);
         if let Some(client) = self.clients.get_mut(&flight.client) {
             client.is_fatal = true;
@@ -447,7 +613,6 @@ impl Broker {
         } else {
             reports.append(&mut purged);
         }
-        ctx.reach("a batch was refused");
         self.report(flight.client, reports, ctx);
     }
 
@@ -519,11 +684,16 @@ impl Broker {
 
     fn purge_inflight(&mut self, id: ClientId, ctx: &mut Ctx) {
         let mut purged = Vec::new();
+        let is_apart = self.clients.get(&id).is_some_and(|c| c.kind == Kind::Apart);
+        // Where tails are read nothing of the stream need be sent twice for this.
+        let is_unheard = is_apart || !self.may_read || self.tail_max < usize::MAX;
         for flight in self.flights.values_mut() {
             if flight.client == id && !flight.is_orphan {
                 flight.is_orphan = true;
                 for msg in &flight.msgs {
-                    ctx.fact(Fact::SaidFailed { event: msg.event });
+                    if is_unheard {
+                        ctx.fact(Fact::SaidFailed { event: msg.event });
+                    }
                     purged.push(Report {
                         ticket: msg.ticket,
                         result: Err(PURGE_INFLIGHT),
@@ -550,6 +720,15 @@ impl Broker {
     }
 }
 
+/// A batch's header and a record's lengths.
+const BATCH_OVERHEAD: usize = 70;
+
+fn bytes_of(record: &Record<'_>) -> usize {
+    let headers = record.headers.iter();
+    let headers = headers.map(|h| h.name.len() + h.value.as_ref().map_or(0, |v| v.len()) + 4);
+    record.key.len() + record.value.as_ref().map_or(0, |v| v.len()) + headers.sum::<usize>()
+}
+
 fn event_of(record: &Record<'_>) -> EventId {
     let text = record.headers[0].value.as_deref().unwrap_or_default();
     let text = std::str::from_utf8(text).expect("ours");
@@ -566,6 +745,9 @@ enum State {
 /// As `io::kafka::Publisher`, over the fake.
 pub struct Publisher {
     proc: ProcId,
+    kind: Kind,
+    /// The broker was not heard out.
+    late: bool,
     pub client: ClientId,
     state: State,
     ready: Vec<Report>,
@@ -575,10 +757,12 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    pub fn new(proc: ProcId, broker: &mut Broker) -> Self {
+    pub fn new(proc: ProcId, kind: Kind, broker: &mut Broker) -> Self {
         Publisher {
             proc,
-            client: broker.client(proc),
+            kind,
+            late: false,
+            client: broker.client(proc, kind),
             state: State::Sending,
             ready: Vec::new(),
             in_flight: 0,
@@ -588,6 +772,10 @@ impl Publisher {
 
     pub fn in_flight(&self) -> usize {
         self.in_flight
+    }
+
+    pub fn is_sending(&self) -> bool {
+        self.state == State::Sending
     }
 
     pub fn drain(&mut self, reports: &mut Vec<Report>, broker: &mut Broker) {
@@ -601,13 +789,27 @@ impl Publisher {
 
     fn collect(&mut self, broker: &mut Broker) {
         let fresh = broker.take_reports(self.client);
-        if fresh.iter().any(|r| r.result.is_err()) && self.state == State::Sending {
+        let mut failed = fresh.iter().filter_map(|r| r.result.err());
+        if failed.any(|code| self.is_stopped_by(code)) && self.state == State::Sending {
             self.state = State::Refusing;
         }
         self.ready.extend(fresh);
     }
 
-    fn send(&mut self, record: &Record<'_>, ticket: Ticket, broker: &mut Broker, ctx: &mut Ctx) {
+    fn is_stopped_by(&self, code: KafkaCode) -> bool {
+        match self.kind {
+            Kind::Gapless => true,
+            Kind::Apart => kafka::entry(code).class == Class::Fatal,
+        }
+    }
+
+    pub fn send(
+        &mut self,
+        record: &Record<'_>,
+        ticket: Ticket,
+        broker: &mut Broker,
+        ctx: &mut Ctx,
+    ) {
         self.in_flight += 1;
         assert!(self.open.insert(ticket), "a ticket is in flight already");
         self.collect(broker);
@@ -615,8 +817,8 @@ impl Publisher {
             State::Sending => broker.hand_over(self.client, record, ticket, ctx),
             State::Refusing | State::Emptying { .. } => Err(PURGE_QUEUE),
         };
-        if result.is_err() {
-            if self.state == State::Sending {
+        if let Err(code) = result {
+            if self.state == State::Sending && self.is_stopped_by(code) {
                 self.state = State::Refusing;
             }
             self.ready.push(Report { ticket, result });
@@ -633,30 +835,32 @@ impl Publisher {
 
     pub fn forget_all(&mut self, broker: &mut Broker, ctx: &mut Ctx) {
         self.start_rebuild(broker, ctx);
+        self.late |= self.in_flight > 0;
         broker.purge_inflight(self.client, ctx);
     }
 
-    /// True when the client is new.
-    pub fn rebuild_turn(&mut self, broker: &mut Broker, ctx: &mut Ctx) -> bool {
+    /// When the client is new: whether the old one was not heard out.
+    pub fn rebuild_turn(&mut self, broker: &mut Broker, ctx: &mut Ctx) -> Option<bool> {
         let State::Emptying { deadline } = self.state else {
-            return false;
+            return None;
         };
         if self.in_flight > 0 {
             let next = Some(ctx.now + LAST_WORDS);
             match deadline {
                 None => self.state = State::Emptying { deadline: next },
                 Some(at) if ctx.now >= at => {
+                    self.late = true;
                     broker.purge_inflight(self.client, ctx);
                     self.state = State::Emptying { deadline: next };
                 }
                 Some(_) => {}
             }
-            return false;
+            return None;
         }
         broker.drop_client(self.client);
-        self.client = broker.client(self.proc);
+        self.client = broker.client(self.proc, self.kind);
         self.state = State::Sending;
-        true
+        Some(std::mem::take(&mut self.late))
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use walrelay::dead_letter::Reason;
 use walrelay::lsn::{Lsn, PgTimestamp, Triple, Xid};
 
 use crate::rng::Rng;
@@ -27,7 +28,7 @@ pub struct Key(pub u8, pub u8);
 
 impl Key {
     pub fn kind(self) -> &'static str {
-        ["a", "b", "c", "d"][usize::from(self.0 % 4)]
+        ["a", "b", "c", "no topic!"][usize::from(self.0 % 4)]
     }
 }
 
@@ -49,6 +50,11 @@ pub enum Fact {
     /// The database is what it was when it held only the first `kept` of its transactions.
     Restored {
         kept: usize,
+        parked: Vec<EventId>,
+    },
+    /// It is larger than its topic takes.
+    TooLarge {
+        event: EventId,
     },
     /// A record is in the broker's log.
     Appended {
@@ -129,9 +135,58 @@ pub enum Fact {
     PoisonMade {
         event: EventId,
     },
+    /// Everything of this topic is refused from here on, for a while.
+    Refusing {
+        topic: String,
+    },
     /// A row that can never be a record was committed.
     BadRow {
         event: EventId,
+        is_keyless: bool,
+    },
+    /// The broker has told the producer of a record that it has it.
+    Acked {
+        event: EventId,
+    },
+    /// Everything the topic has is gone with it.
+    TopicGone {
+        topic: String,
+    },
+    TopicMade {
+        topic: String,
+    },
+    /// A dead letter is in the table.
+    Parked {
+        event: EventId,
+        reason: Reason,
+        topic: String,
+    },
+    /// The table has it as delivered.
+    Settled {
+        event: EventId,
+    },
+    /// By hand.
+    Discarded {
+        event: EventId,
+    },
+    /// A process is about to publish these dead letters.
+    RetryLoaded {
+        proc: ProcId,
+        events: Vec<EventId>,
+    },
+    /// What a process was told that a topic's end holds.
+    TailRead {
+        topic: String,
+        events: Vec<EventId>,
+        is_failed: bool,
+    },
+    /// What these worlds are like: a bad event halts the relay, tails may be read and to any length,
+    /// the grace time.
+    World {
+        halts: bool,
+        is_tail_whole: bool,
+        is_left_parked: bool,
+        grace: Duration,
     },
     /// From here on nothing fails.
     Calm,

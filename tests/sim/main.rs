@@ -11,6 +11,7 @@ mod frames;
 mod golden;
 mod history;
 mod ledger_model;
+mod letters;
 mod postgres;
 mod process;
 mod rng;

@@ -12,6 +12,7 @@ use walrelay::wire::replication::StatusUpdate;
 
 use crate::frames;
 use crate::history::{Ctx, EventId, Fact, Key, Moment, ProcId, SessionId, triple};
+use crate::letters::Letters;
 use crate::world::Event;
 
 pub type SideId = u32;
@@ -26,8 +27,14 @@ pub struct Row {
     pub key: Key,
     pub lsn: Lsn,
     pub payload: Option<usize>,
-    /// Its key is null: it can never be a record.
-    is_bad: bool,
+    pub bad: Option<Bad>,
+}
+
+/// Why a row can never be a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bad {
+    NullKey,
+    Headers,
 }
 
 #[derive(Clone, Debug)]
@@ -53,6 +60,7 @@ pub struct Registry {
     pub stop: Option<Stop>,
     pub halted: Option<Halted>,
     pub consistent_point: Lsn,
+    pub letters: Letters,
 }
 
 /// All that a copy of the data directory holds.
@@ -130,6 +138,12 @@ pub struct Postgres {
     pub sides: BTreeMap<SideId, Side>,
     pub active: Option<SessionId>,
     pub lock: Option<SideId>,
+    /// Keys of a type.
+    pub ids: u64,
+    /// Of 1,000 rows, so many name a topic that can be none.
+    pub illegal: u64,
+    /// Of 1,000 statements about dead letters, so many fail: the disk is full.
+    pub write_fails: u64,
     /// The highest position that each process has reported in this life of the log.
     reported: BTreeMap<ProcId, Lsn>,
     next_id: u32,
@@ -161,6 +175,9 @@ impl Postgres {
             sides: BTreeMap::new(),
             active: None,
             lock: None,
+            ids: 6,
+            illegal: 0,
+            write_fails: 0,
             reported: BTreeMap::new(),
             next_id: 100,
             next_event: 1,
@@ -174,6 +191,12 @@ impl Postgres {
 
     pub fn registry(&mut self) -> &mut Registry {
         &mut self.data.registry
+    }
+
+    /// A statement of the relay's has committed: the log's end.
+    pub fn commit_statement(&mut self) -> Lsn {
+        self.data.insert_lsn += 0x60;
+        self.wal_end()
     }
 
     pub fn wal_end(&self) -> Lsn {
@@ -209,7 +232,7 @@ impl Postgres {
         written
     }
 
-    /// Somebody commits a row without a key, between others.
+    /// Somebody commits a row that can be no record, between others.
     pub fn write_bad_row(&mut self, ctx: &mut Ctx) {
         if self.running != Running::Up {
             return;
@@ -217,9 +240,11 @@ impl Postgres {
         let mut body = self.body(5, ctx);
         if let Body::Rows(rows) = &mut body {
             let index = ctx.rng.count(0, rows.len());
-            rows[index].is_bad = true;
+            let bad = *ctx.rng.pick(&[Bad::NullKey, Bad::Headers, Bad::Headers]);
+            rows[index].bad = Some(bad);
             let event = rows[index].event;
-            ctx.fact(Fact::BadRow { event });
+            let is_keyless = bad == Bad::NullKey;
+            ctx.fact(Fact::BadRow { event, is_keyless });
         }
         self.commit(body, ctx);
         self.wake(ctx);
@@ -250,14 +275,19 @@ impl Postgres {
                     }
                     self.next_event += 1;
                     let has_payload = !ctx.rng.permille(100);
-                    let kind = u8::try_from(ctx.rng.range(0, 3)).expect("small");
-                    let id = u8::try_from(ctx.rng.range(0, 6)).expect("small");
+                    let kind = if ctx.rng.permille(self.illegal) {
+                        3
+                    } else {
+                        ctx.rng.range(0, 3)
+                    };
+                    let kind = u8::try_from(kind).expect("small");
+                    let id = u8::try_from(ctx.rng.range(0, self.ids)).expect("small");
                     Row {
                         event: EventId(self.next_event),
                         key: Key(kind, id),
                         lsn: Lsn(self.data.insert_lsn),
                         payload: has_payload.then(|| ctx.rng.count(2, 300)),
-                        is_bad: false,
+                        bad: None,
                     }
                 });
                 Body::Rows(rows.collect())
@@ -699,7 +729,8 @@ impl Postgres {
             self.reported.clear();
             let is_outbox = |t: &&Txn| matches!(t.body, Body::Rows(_));
             let kept = self.data.wal.iter().filter(is_outbox).count();
-            ctx.fact(Fact::Restored { kept });
+            let parked = self.data.registry.letters.events();
+            ctx.fact(Fact::Restored { kept, parked });
             if ctx.rng.permille(200) {
                 self.timeline += 1;
             }
@@ -732,10 +763,14 @@ fn insert(row: &Row) -> Vec<u8> {
         Some(id.as_bytes()),
         Some(event.as_bytes()),
         Some(row.key.kind().as_bytes()),
-        Some(key.as_bytes()).filter(|_| !row.is_bad),
+        Some(key.as_bytes()).filter(|_| row.bad != Some(Bad::NullKey)),
         Some(b"happened"),
         payload.as_deref(),
-        Some(b"{}"),
+        Some(if row.bad == Some(Bad::Headers) {
+            b"[]"
+        } else {
+            b"{}"
+        }),
     ];
     frames::insert(frames::OUTBOX.oid, &columns)
 }

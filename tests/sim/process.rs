@@ -1,22 +1,26 @@
 //! One relay process: the loop of `service.rs` and its jobs, on the invented world.
 
-use std::collections::{BTreeSet, VecDeque};
+mod apart;
+mod jobs;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use walrelay::error::{Exit, Failure};
-use walrelay::lsn::Lsn;
+use walrelay::lsn::PgTimestamp;
 use walrelay::record::{Report, TopicState};
 use walrelay::relay::machine::Machine;
 use walrelay::relay::orders::{
-    Close, Halted, Led, Notice, OpenError, Opened, Order, Probed, Purge, Seek, Settings, Stop,
-    StreamEnd,
+    Close, Halted, Notice, OpenError, Opened, Order, Probed, Purge, Seek, Settings, Stop, StreamEnd,
 };
+use walrelay::tail::TailAnswer;
 
-use crate::broker::{Broker, Publisher, Sending};
-use crate::frames;
-use crate::history::{Ctx, EventId, Fact, Moment, ProcId, SessionId};
-use crate::postgres::{Frame, Postgres, Running, SideId};
+use crate::broker::{Broker, ClientId, Kind, Publisher, Sending};
+use crate::history::{Ctx, Moment, ProcId, SessionId};
+use crate::postgres::{Frame, Postgres, SideId};
 use crate::world::Event;
+pub use apart::RETRY_ROWS;
+use apart::{Op, Told};
 
 pub type JobId = u32;
 
@@ -66,7 +70,60 @@ pub enum Step {
     ClearHalted {
         link: SideId,
     },
+    Letters {
+        link: SideId,
+        op: Op,
+    },
+    /// `op`: what is told to have failed when the answer does not arrive.
+    LettersTold {
+        link: SideId,
+        op: Option<Op>,
+        told: Told,
+    },
+    AskTail {
+        topic: String,
+        since: PgTimestamp,
+    },
+    ReadTail {
+        topic: String,
+        since: PgTimestamp,
+    },
 }
+
+/// Where a process is to be killed: in front of something or right behind it.
+#[derive(Clone, Copy, Debug)]
+pub enum Doom {
+    /// When it has obeyed so many orders more.
+    Orders(u32),
+    At {
+        name: &'static str,
+        is_after: bool,
+    },
+}
+
+/// Boundaries at which a kill is aimed: orders, and commits.
+pub const BOUNDARIES: [&str; 20] = [
+    "SeekLead",
+    "Open",
+    "Close",
+    "Status",
+    "Send",
+    "Rebuild",
+    "Try",
+    "RebuildTrial",
+    "Park",
+    "LookAtParked",
+    "LoadRetry",
+    "Settle",
+    "Trip",
+    "Untrip",
+    "ReadTail",
+    "EraseStop",
+    "Store",
+    "ClearHalted",
+    "park commits",
+    "settle commits",
+];
 
 #[derive(Debug)]
 pub enum Done {
@@ -89,9 +146,15 @@ pub enum Done {
     Stored,
     Cleared,
     NotWritten,
+    Letters(Told),
+    Tail {
+        topic: String,
+        answer: TailAnswer,
+    },
 }
 
 const ROW_BYTES_MAX: usize = 1_200;
+const GENERATION: i64 = 1;
 
 pub struct Process {
     /// Events in flight, bytes, span.
@@ -99,7 +162,15 @@ pub struct Process {
     pub id: ProcId,
     pub instance: usize,
     machine: Machine,
-    pub publisher: Publisher,
+    publisher: Publisher,
+    /// Of what is sent apart.
+    apart: Publisher,
+    partitions: BTreeMap<String, i32>,
+    /// The statement that was just obeyed by the server.
+    said: Option<Op>,
+    pub doom: Option<Doom>,
+    /// It has met its doom.
+    pub is_dead: bool,
     side: Option<SideId>,
     link: Option<SideId>,
     slot: Option<SessionId>,
@@ -135,7 +206,12 @@ impl Process {
             id,
             instance,
             machine: Machine::new(settings, now),
-            publisher: Publisher::new(id, &mut env.broker),
+            publisher: Publisher::new(id, Kind::Gapless, &mut env.broker),
+            apart: Publisher::new(id, Kind::Apart, &mut env.broker),
+            partitions: BTreeMap::new(),
+            said: None,
+            doom: None,
+            is_dead: false,
             side: None,
             link: None,
             slot: None,
@@ -165,6 +241,10 @@ impl Process {
         &self.machine
     }
 
+    pub fn clients(&self) -> [ClientId; 2] {
+        [self.publisher.client, self.apart.client]
+    }
+
     pub fn turn_soon(&mut self, pause: Duration, env: &mut Env) {
         let at = env.ctx.now + pause;
         if self.turn_at.is_none_or(|known| at < known) {
@@ -176,7 +256,7 @@ impl Process {
     /// One turn of the loop: what was waited for, then everything that follows from it.
     pub fn turn(&mut self, env: &mut Env) {
         let now = env.ctx.now;
-        if self.turn_at != Some(now) || self.is_paused {
+        if self.turn_at != Some(now) || self.is_paused || self.is_dead {
             return;
         }
         self.turn_at = None;
@@ -188,7 +268,7 @@ impl Process {
         self.obey(env);
         let _ = self.machine.take_deliveries();
         self.check_bounds(now);
-        if self.exit.is_some() {
+        if self.exit.is_some() || self.is_dead {
             return;
         }
         let has_more = self.machine.wants_wal() && !self.buffer.is_empty();
@@ -290,13 +370,19 @@ impl Process {
             self.machine.on_reports(&self.reports, now);
             self.reports.clear();
         }
-        if self.is_batch_shrunk && self.publisher.in_flight() == 0 {
+        let is_idle = self.publisher.in_flight() == 0 && self.publisher.is_sending();
+        if self.is_batch_shrunk && is_idle {
             self.is_batch_shrunk = false;
             self.publisher.start_rebuild(&mut env.broker, &mut env.ctx);
         }
-        if self.publisher.rebuild_turn(&mut env.broker, &mut env.ctx) {
-            self.machine.on_rebuilt(now);
+        if let Some(is_late) = self.publisher.rebuild_turn(&mut env.broker, &mut env.ctx) {
+            if is_late {
+                env.ctx.reach("a producer was not heard out");
+            }
+            self.machine.on_rebuilt(apart::heard(is_late), now);
         }
+        self.take_reports_apart(env);
+        self.take_partitions(env);
     }
 
     fn limit_batch(&mut self, bytes: usize) {
@@ -335,8 +421,40 @@ impl Process {
 
     fn obey(&mut self, env: &mut Env) {
         while let Some(order) = self.machine.poll_order() {
+            let name = name_of(&order);
+            if self.is_doomed_at(name, false, env) {
+                return;
+            }
             self.obey_one(order, env);
+            if self.is_doomed_at(name, true, env) {
+                return;
+            }
         }
+    }
+
+    /// Does it die here? Everything that was not done yet is never done.
+    fn is_doomed_at(&mut self, here: &'static str, is_behind: bool, env: &mut Env) -> bool {
+        if here.is_empty() {
+            return false;
+        }
+        match &mut self.doom {
+            Some(Doom::At { name, is_after }) if *name == here && *is_after == is_behind => {
+                env.ctx.reach(if is_behind {
+                    "killed behind a boundary"
+                } else {
+                    "killed in front of a boundary"
+                });
+                env.ctx.note(format!("p{}: doomed at {here}", self.id));
+                self.is_dead = true;
+            }
+            Some(Doom::Orders(0)) => {
+                env.ctx.reach("killed between two orders");
+                self.is_dead = true;
+            }
+            Some(Doom::Orders(left)) if is_behind => *left -= 1,
+            Some(Doom::At { .. } | Doom::Orders(_)) | None => {}
+        }
+        self.is_dead
     }
 
     fn obey_one(&mut self, order: Order, env: &mut Env) {
@@ -390,6 +508,15 @@ impl Process {
             Order::Rebuild(Purge::Everything) => {
                 self.publisher.forget_all(&mut env.broker, &mut env.ctx);
             }
+            Order::Try(number, record) => self.send_apart(number, &record, env),
+            Order::RebuildTrial => self.apart.forget_all(&mut env.broker, &mut env.ctx),
+            Order::Park { .. }
+            | Order::LookAtParked
+            | Order::LoadRetry { .. }
+            | Order::Settle { .. }
+            | Order::Trip(_)
+            | Order::Untrip(_)
+            | Order::ReadTail { .. } => self.obey_about_letters(order, env),
             Order::Lookup(name) => {
                 self.spawn(Step::Lookup { name }, env);
             }
@@ -424,7 +551,10 @@ impl Process {
     fn go_on(&mut self, job: JobId, step: Step, env: &mut Env) {
         let is_write = matches!(
             step,
-            Step::EraseStop { .. } | Step::Store { .. } | Step::ClearHalted { .. }
+            Step::EraseStop { .. }
+                | Step::Store { .. }
+                | Step::ClearHalted { .. }
+                | Step::Letters { .. }
         );
         if is_write {
             // One session takes them in the order in which they were given.
@@ -531,6 +661,8 @@ impl Process {
             Done::Stored => self.machine.on_stored(),
             Done::Cleared => {}
             Done::NotWritten => self.machine.on_not_written(now),
+            Done::Letters(told) => self.on_letters(told, now),
+            Done::Tail { topic, answer } => self.machine.on_tail(&topic, answer, now),
         }
     }
 
@@ -546,6 +678,12 @@ impl Process {
             Notice::HaltedEventPassed(_) => "a halted event passed",
             Notice::WasAway(_) => "a leader was away",
             Notice::BatchTooLarge => "a batch was too large",
+            Notice::TopicGrown(_) => "a topic has grown",
+            Notice::TopicOpen { is_by_hand, .. } if !is_by_hand => {
+                "a tripped topic opened by itself"
+            }
+            Notice::Retried { .. } => "dead letters were delivered",
+            Notice::NotParked(..) => "dead letters could not be written",
             Notice::ForeignTable { .. } => "a foreign table's row",
             Notice::Streaming { again, .. } if *again > 0 => "reconnected with events on their way",
             Notice::ClockSkew { .. } => "a clock was ahead",
@@ -558,200 +696,6 @@ impl Process {
         env.ctx.reach(what);
         let id = self.id;
         env.ctx.note(format!("p{id}: {notice}"));
-    }
-
-    // ---- jobs ------------------------------------------------------------------------------
-
-    /// A job comes to its next step.
-    pub fn job(&mut self, job: JobId, step: Step, env: &mut Env) {
-        if self.is_paused {
-            self.frozen.push(Event::Job(self.id, job, step));
-            return;
-        }
-        let now = env.ctx.now;
-        match step {
-            Step::SeekConnect => match env.pg.connect_side(self.id, now) {
-                Some(side) => self.go_on(job, Step::Seek { side }, env),
-                None => self.answer(job, later(None, "connection refused"), env),
-            },
-            Step::Seek { side } => match env.pg.statement(side, now) {
-                None => {
-                    // A time-out of the client's own.
-                    let Some(_) = env.pg.sides.get(&side) else {
-                        return;
-                    };
-                    let at = now + Duration::from_secs(5);
-                    env.pg.sides.get_mut(&side).expect("looked up").is_hung = false;
-                    env.pg.drop_side(side);
-                    env.ctx
-                        .at(at, Event::Job(self.id, job, Step::Seek { side }));
-                }
-                Some(false) => self.answer(job, later(None, "end of file"), env),
-                Some(true) => {
-                    let done = self.seek(side, env);
-                    self.answer(job, done, env);
-                }
-            },
-            Step::OpenIdentify { link } => self.identify(job, link, env),
-            Step::OpenLook { link, mut opened } => {
-                let is_known = env.pg.statement(link, now) == Some(true);
-                if !is_known {
-                    self.open_failed(job, "the side session is gone", env);
-                } else if env.pg.active.is_some() {
-                    self.open_failed(job, "the slot is held", env);
-                } else {
-                    opened.confirmed_flush = env.pg.confirmed();
-                    self.go_on(job, Step::OpenStart { opened }, env);
-                }
-            }
-            Step::OpenStart { opened } => match env.pg.start(self.id, &mut env.ctx) {
-                Some(session) => {
-                    self.answer(job, Done::Opened(Ok((session, opened))), env);
-                }
-                None => self.open_failed(job, "55006 or gone", env),
-            },
-            Step::Finish { session, tries } => self.finish(job, session, tries, env),
-            Step::Probe { link, walsender } => self.probe(job, link, walsender, env),
-            Step::Lookup { name } => {
-                let state = env.broker.lookup(&name, &mut env.ctx);
-                self.answer(job, Done::Topic { name, state }, env);
-            }
-            Step::EraseStop { link } => {
-                self.write(job, link, Done::StopErased, env, |env| {
-                    env.ctx.reach("a stored stop was erased");
-                    env.pg.registry().stop = None;
-                });
-            }
-            Step::ClearHalted { link } => {
-                self.write(job, link, Done::Cleared, env, |env| {
-                    env.pg.registry().halted = None;
-                    env.ctx.fact(Fact::HaltCleared);
-                });
-            }
-            Step::Store { link, stop, halted } => {
-                let proc = self.id;
-                self.write(job, link, Done::Stored, env, |env| {
-                    if stop.open.is_some() {
-                        env.ctx.reach("a stop inside a transaction");
-                    }
-                    env.ctx.fact(Fact::StopStored {
-                        proc,
-                        complete: stop.complete,
-                    });
-                    env.pg.registry().stop = Some(stop);
-                    if let Some(halted) = halted {
-                        let event = EventId(halted.event_id[1..].parse().expect("ours"));
-                        env.ctx.fact(Fact::HaltStored { event });
-                        env.pg.registry().halted = Some(halted);
-                    }
-                });
-            }
-        }
-    }
-
-    fn seek(&mut self, side: SideId, env: &mut Env) -> Done {
-        let now = env.ctx.now;
-        if env.pg.lock.is_some_and(|holder| holder != side) {
-            if let Some(holder) = env.pg.idle_lock_holder(now) {
-                env.ctx.reach("a hung leader was ended");
-                env.ctx
-                    .after(Duration::ZERO, Event::SideKilled(holder, "57P01"));
-            }
-            return elsewhere(side, "another instance holds the lock");
-        }
-        env.pg.lock = Some(side);
-        let is_young = now.saturating_sub(env.pg.started_at) < Duration::from_secs(3);
-        let me = self.id;
-        let previous = env.pg.registry().leader;
-        if previous.is_some_and(|leader| leader != me) && is_young {
-            env.pg.lock = None;
-            return elsewhere(side, "the server has just started");
-        }
-        if previous != Some(me) {
-            env.ctx.fact(Fact::LeaderChanged {
-                from: previous,
-                to: me,
-            });
-        }
-        let registry = env.pg.registry();
-        registry.leader = Some(me);
-        let led = Led {
-            table_oid: frames::OUTBOX.oid,
-            generation: 1,
-            previous_leader: previous.map(|p| format!("p{p}")),
-            is_writable: true,
-            stop: registry.stop.clone(),
-            halted: registry.halted.clone(),
-            consistent_point: Some(registry.consistent_point),
-        };
-        Done::Sought {
-            side: Some(side),
-            has_link: true,
-            seek: Seek::Led(led),
-        }
-    }
-
-    fn identify(&mut self, job: JobId, link: SideId, env: &mut Env) {
-        if env.pg.running != Running::Up {
-            self.open_failed(job, "the server is away", env);
-            return;
-        }
-        let opened = Opened {
-            system_identifier: "7".to_owned(),
-            timeline: env.pg.timeline,
-            xlogpos: env.pg.wal_end(),
-            confirmed_flush: Lsn::INVALID,
-            unfit: None,
-        };
-        self.go_on(job, Step::OpenLook { link, opened }, env);
-    }
-
-    fn open_failed(&mut self, job: JobId, why: &str, env: &mut Env) {
-        let error = OpenError::Later(why.to_owned());
-        self.answer(job, Done::Opened(Err(error)), env);
-    }
-
-    /// The server reads what was written before, then CopyDone.
-    fn finish(&mut self, job: JobId, session: SessionId, tries: u32, env: &mut Env) {
-        let is_over = env.pg.is_over(session);
-        if is_over || tries == 1 {
-            close_session(session, env);
-            env.pg.ended(session, &mut env.ctx);
-            self.answer(job, Done::Finished, env);
-            return;
-        }
-        let step = Step::Finish { session, tries: 1 };
-        let at = env.ctx.now + Duration::from_micros(500);
-        env.ctx.at(at, Event::Job(self.id, job, step));
-    }
-
-    fn probe(&mut self, job: JobId, link: SideId, walsender: Option<SessionId>, env: &mut Env) {
-        let Some(answers) = env.pg.statement(link, env.ctx.now) else {
-            return;
-        };
-        let probed = Probed {
-            has_lock: answers && env.pg.lock == Some(link),
-            has_slot: answers && (walsender.is_none() || env.pg.active == walsender),
-        };
-        self.answer(job, Done::Probed { probed, walsender }, env);
-    }
-
-    fn write(
-        &mut self,
-        job: JobId,
-        link: SideId,
-        done: Done,
-        env: &mut Env,
-        what: impl FnOnce(&mut Env),
-    ) {
-        match env.pg.statement(link, env.ctx.now) {
-            None => {}
-            Some(false) => self.answer(job, Done::NotWritten, env),
-            Some(true) => {
-                what(env);
-                self.answer(job, done, env);
-            }
-        }
     }
 
     /// The server, or the network, has ended a side session of this process.
@@ -776,7 +720,9 @@ impl Process {
 
     /// Everything that the kernel closes when the process is gone.
     pub fn ended(&mut self, env: &mut Env) {
-        env.broker.drop_client(self.publisher.client);
+        for client in self.clients() {
+            env.broker.drop_client(client);
+        }
         let id = self.id;
         let sessions = env.pg.sessions.iter().filter(|(_, s)| s.proc == id);
         let sessions: Vec<SessionId> = sessions.map(|(id, _)| *id).collect();
@@ -829,5 +775,31 @@ fn elsewhere(side: SideId, why: &str) -> Done {
         side: Some(side),
         has_link: false,
         seek: Seek::Elsewhere(why.to_owned()),
+    }
+}
+
+fn name_of(order: &Order) -> &'static str {
+    match order {
+        Order::SeekLead => "SeekLead",
+        Order::Open => "Open",
+        Order::Close(_) => "Close",
+        Order::Status(_) => "Status",
+        Order::Probe => "Probe",
+        Order::Send(..) => "Send",
+        Order::Rebuild(_) => "Rebuild",
+        Order::Try(..) => "Try",
+        Order::RebuildTrial => "RebuildTrial",
+        Order::Park { .. } => "Park",
+        Order::LookAtParked => "LookAtParked",
+        Order::LoadRetry { .. } => "LoadRetry",
+        Order::Settle { .. } => "Settle",
+        Order::Trip(_) => "Trip",
+        Order::Untrip(_) => "Untrip",
+        Order::ReadTail { .. } => "ReadTail",
+        Order::Lookup(_) => "Lookup",
+        Order::EraseStop => "EraseStop",
+        Order::Store { .. } => "Store",
+        Order::ClearHalted => "ClearHalted",
+        Order::Notice(_) | Order::Exit(_) => "",
     }
 }

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use walrelay::record::KafkaCode;
 use walrelay::relay::mapping::Mapping;
-use walrelay::relay::orders::Settings;
+use walrelay::relay::orders::{OnPoison, Settings};
 use walrelay::wire::replication::StatusUpdate;
 
 use crate::broker::{Broker, ClientId, FlightId, Rates};
 use crate::history::{Ctx, Fact, Moment, ProcId, SessionId};
+use crate::letters::Hand;
 use crate::postgres::{Postgres, Running, Side, SideId, Version};
-use crate::process::{Env, JobId, Process, Step, is_halt};
+use crate::process::{BOUNDARIES, Doom, Env, JobId, Process, Step, is_halt};
 
 /// What comes, each at its time.
 #[derive(Clone, Debug)]
@@ -34,6 +35,8 @@ pub enum Event {
     BrokerUp,
     TopicBack(usize),
     Mend,
+    /// The operator looks at the dead letters.
+    Hand,
     Write,
     BadRow,
     Fault,
@@ -59,11 +62,15 @@ enum Fault {
     SaveSlot,
     Outage,
     DeleteTopic,
+    GrowTopic,
+    /// Everything of a topic is refused for a while.
+    BadDeploy,
     Poison,
+    KillAtBoundary,
 }
 
 /// Faults that excuse no duplicate.
-const GENTLE: [Fault; 9] = [
+const GENTLE: [Fault; 10] = [
     Fault::CutStream,
     Fault::StopFast,
     Fault::StopImmediate,
@@ -71,11 +78,14 @@ const GENTLE: [Fault; 9] = [
     Fault::SaveSlot,
     Fault::Outage,
     Fault::DeleteTopic,
+    Fault::GrowTopic,
     Fault::Poison,
     Fault::Copy,
 ];
-const ROUGH: [Fault; 7] = [
+const ROUGH: [Fault; 9] = [
     Fault::Kill,
+    Fault::KillAtBoundary,
+    Fault::KillAtBoundary,
     Fault::Pause,
     Fault::EndSide,
     Fault::HangSide,
@@ -101,6 +111,11 @@ pub struct World {
     doomed: Option<ProcId>,
     is_calm: bool,
     calm_at: Moment,
+    on_poison: OnPoison,
+    grace: Duration,
+    hand_pause: u64,
+    /// Dead letters stay where they are, in the end.
+    is_left_parked: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -170,7 +185,7 @@ impl World {
         for name in TOPICS {
             if ctx.rng.permille(800) {
                 let is_small = ctx.rng.permille(100);
-                broker.make_topic(name, 3, is_small.then_some(400_000));
+                broker.make_topic(name, 3, is_small.then_some(300), &mut ctx);
             }
         }
         World {
@@ -193,17 +208,65 @@ impl World {
             doomed: None,
             is_calm: false,
             calm_at: length,
+            on_poison: OnPoison::Park,
+            grace: Duration::from_secs(600),
+            hand_pause: 3_000,
+            is_left_parked: false,
         }
     }
 
+    /// What becomes of what cannot be published, and who looks after it.
+    fn choose_policies(&mut self) {
+        let env = &mut self.env;
+        let rng = &mut env.ctx.rng;
+        if rng.permille(250) {
+            self.on_poison = OnPoison::Halt;
+        } else {
+            if rng.permille(400) {
+                self.grace = rng.millis(1_000, 8_000);
+            }
+            if rng.permille(100) {
+                env.pg.ids = 250;
+                self.faults.push(Fault::BadDeploy);
+            }
+            if rng.permille(150) {
+                env.pg.illegal = 10;
+            }
+            if rng.permille(200) {
+                env.pg.write_fails = rng.range(20, 300);
+            }
+            if rng.permille(500) {
+                self.faults.push(Fault::Poison);
+            }
+        }
+        self.hand_pause = *rng.pick(&[300, 2_000, 8_000]);
+        self.is_left_parked = rng.permille(250);
+        env.broker.may_read = !rng.permille(120);
+        if rng.permille(80) {
+            env.broker.tail_max = rng.count(1, 60);
+        }
+        env.ctx.fact(Fact::World {
+            halts: self.on_poison == OnPoison::Halt,
+            is_tail_whole: env.broker.may_read && env.broker.tail_max == usize::MAX,
+            is_left_parked: self.is_left_parked,
+            grace: self.grace,
+        });
+    }
+
     fn go(&mut self) {
+        self.choose_policies();
         let ctx = &mut self.env.ctx;
         self.calm_at += ctx.now;
         self.instance_count = ctx.rng.count(1, 3);
         self.fault_pause = *ctx.rng.pick(&[300, 1_000, 3_000]);
         self.write_pause = *ctx.rng.pick(&[5, 20, 100, 400]);
         self.rows_max = *ctx.rng.pick(&[1, 3, 12, 40]);
-        self.has_bad_row = ctx.rng.permille(30) && !self.faults.contains(&Fault::Restore);
+        let is_halting = self.on_poison == OnPoison::Halt;
+        let rate = if is_halting { 100 } else { 400 };
+        self.has_bad_row =
+            ctx.rng.permille(rate) && !(is_halting && self.faults.contains(&Fault::Restore));
+        let pause = ctx.rng.millis(0, self.hand_pause);
+        ctx.after(pause, Event::Hand);
         if self.has_bad_row {
             let pause = ctx.rng.millis(0, 20_000);
             ctx.after(pause, Event::BadRow);
@@ -242,9 +305,12 @@ impl World {
         let now = self.env.ctx.now;
         self.env.ctx.after(Duration::from_secs(1), Event::Look);
         let pg = &self.env.pg;
-        let is_settled = pg.running == Running::Up && pg.confirmed() >= pg.wal_end();
+        let is_confirmed = pg.running == Running::Up && pg.confirmed() >= pg.wal_end();
+        let is_settled =
+            is_confirmed && (self.is_left_parked || self.env.pg.registry().letters.is_empty());
         // It halts there again and again, and would for ever.
-        let is_enough = self.has_bad_row && now >= self.calm_at + Duration::from_secs(45);
+        let is_halting = self.has_bad_row && self.on_poison == OnPoison::Halt;
+        let is_enough = is_halting && now >= self.calm_at + Duration::from_secs(45);
         is_enough || is_settled && now >= self.calm_at + Duration::from_secs(5) || now >= latest
     }
 
@@ -262,6 +328,9 @@ impl World {
             Event::Job(id, job, step) => {
                 if let Some(process) = self.procs.get_mut(&id) {
                     process.job(job, step, env);
+                    if process.is_dead {
+                        self.kill(id);
+                    }
                 }
             }
             Event::Walsender(id) => env.pg.walsender(id, &mut env.ctx),
@@ -292,10 +361,17 @@ impl World {
             Event::Start(index) => self.start(index),
             Event::Resume(id) => self.resume(id),
             Event::BrokerUp => env.broker.is_up = true,
-            Event::TopicBack(index) => env.broker.make_topic(TOPICS[index], 3, None),
+            Event::TopicBack(index) => {
+                env.broker.make_topic(TOPICS[index], 3, None, &mut env.ctx);
+            }
             Event::Mend => env.broker.mend_all(&mut env.ctx),
+            Event::Hand => self.hand(),
             Event::Write => self.write(),
             Event::BadRow => {
+                if self.on_poison == OnPoison::Park && !self.is_calm {
+                    let pause = env.ctx.rng.millis(100, 20_000);
+                    env.ctx.after(pause, Event::BadRow);
+                }
                 env.ctx.reach("a row that can be no record");
                 env.pg.write_bad_row(&mut env.ctx);
             }
@@ -310,6 +386,10 @@ impl World {
             return;
         };
         process.turn(&mut self.env);
+        if process.is_dead {
+            self.kill(id);
+            return;
+        }
         let Some(result) = process.exit.take() else {
             return;
         };
@@ -347,6 +427,8 @@ impl World {
         let id = self.next_proc;
         let limits = self.limits;
         let settings = Settings {
+            on_poison: self.on_poison,
+            topic_grace: self.grace,
             mapping: Mapping::default(),
             process_id: format!("p{id}"),
             in_flight_events_max: limits.events,
@@ -376,10 +458,8 @@ impl World {
         }
         if self.faults.contains(&Fault::Poison) && !events.is_empty() && env.ctx.rng.permille(4) {
             let (event, _) = *env.ctx.rng.pick(&events);
-            let kind = *env
-                .ctx
-                .rng
-                .pick(&[(10, false), (10, true), (87, true), (32, true)]);
+            let kinds = [(10, false), (10, true), (18, true), (87, true), (32, true)];
+            let kind = *env.ctx.rng.pick(&kinds);
             env.ctx.fact(Fact::PoisonMade { event });
             env.broker.poison.insert(event, (KafkaCode(kind.0), kind.1));
         }
@@ -482,8 +562,81 @@ impl World {
             Fault::SaveSlot => self.env.pg.save_slot(),
             Fault::Outage => self.outage(),
             Fault::DeleteTopic => self.delete_topic(),
+            Fault::GrowTopic => {
+                let name = *self.env.ctx.rng.pick(&TOPICS);
+                self.env.broker.grow_topic(name);
+            }
+            Fault::BadDeploy => self.bad_deploy(),
+            Fault::KillAtBoundary => self.doom(),
             Fault::Poison => {}
         }
+    }
+
+    /// Somebody dies at a boundary of its orders, or of a commit.
+    fn doom(&mut self) {
+        let Some(id) = self.any_process() else {
+            return;
+        };
+        let rng = &mut self.env.ctx.rng;
+        let doom = if rng.permille(500) {
+            Doom::Orders(u32::try_from(rng.range(0, 60)).expect("small"))
+        } else {
+            Doom::At {
+                name: *rng.pick(&BOUNDARIES),
+                is_after: rng.permille(500),
+            }
+        };
+        if let Some(process) = self.procs.get_mut(&id) {
+            process.doom = Some(doom);
+        }
+    }
+
+    /// Everything of a topic is refused.
+    fn bad_deploy(&mut self) {
+        let env = &mut self.env;
+        let name = *env.ctx.rng.pick(&TOPICS);
+        if env.broker.refusing.is_empty() {
+            env.broker.refusing.insert(name.to_owned(), KafkaCode(87));
+            env.ctx.fact(Fact::Refusing {
+                topic: name.to_owned(),
+            });
+            let pause = env.ctx.rng.millis(1_000, 40_000);
+            env.ctx.after(pause, Event::Mend);
+        }
+    }
+
+    /// The operator has a look, and does something or not.
+    fn hand(&mut self) {
+        let env = &mut self.env;
+        let pause = env.ctx.rng.millis(self.hand_pause / 4, self.hand_pause * 2);
+        env.ctx.after(pause, Event::Hand);
+        if env.pg.running != Running::Up {
+            return;
+        }
+        let mut table = std::mem::take(&mut env.pg.registry().letters);
+        if self.is_calm {
+            if !self.is_left_parked {
+                table.discard_hopeless(&mut env.ctx);
+                table.by_hand(Hand::RetryAll, &mut env.ctx);
+            }
+        } else {
+            let hands = [
+                Hand::RetryOne,
+                Hand::RetryOne,
+                Hand::RetryAll,
+                Hand::Discard,
+                Hand::ParkTopic,
+            ];
+            let hand = *env.ctx.rng.pick(&hands);
+            table.by_hand(hand, &mut env.ctx);
+            if env.ctx.rng.permille(150) {
+                env.broker.raise_limits(&mut env.ctx);
+            }
+            if env.ctx.rng.permille(300) {
+                env.broker.mend_all(&mut env.ctx);
+            }
+        }
+        env.pg.registry().letters = table;
     }
 
     fn stop_immediate(&mut self) {
@@ -528,9 +681,9 @@ impl World {
             return;
         }
         process.is_paused = true;
-        self.env
-            .broker
-            .freeze(process.publisher.client, true, &mut self.env.ctx);
+        for client in process.clients() {
+            self.env.broker.freeze(client, true, &mut self.env.ctx);
+        }
         self.env.ctx.fact(Fact::Paused { proc: id });
         let span = if self.env.ctx.rng.permille(500) {
             self.env.ctx.rng.millis(50, 6_500)
@@ -549,9 +702,9 @@ impl World {
         }
         process.is_paused = false;
         self.env.ctx.fact(Fact::Resumed { proc: id });
-        self.env
-            .broker
-            .freeze(process.publisher.client, false, &mut self.env.ctx);
+        for client in process.clients() {
+            self.env.broker.freeze(client, false, &mut self.env.ctx);
+        }
         process.resumed(&mut self.env);
     }
 
@@ -572,7 +725,9 @@ impl World {
     fn delete_topic(&mut self) {
         let index = self.env.ctx.rng.count(0, TOPICS.len());
         if self.env.broker.has_topic(TOPICS[index]) {
-            self.env.broker.delete_topic(TOPICS[index]);
+            self.env
+                .broker
+                .delete_topic(TOPICS[index], &mut self.env.ctx);
             self.env.ctx.note(format!("{} is deleted", TOPICS[index]));
             let pause = self.env.ctx.rng.millis(500, 20_000);
             self.env.ctx.after(pause, Event::TopicBack(index));
@@ -587,8 +742,13 @@ impl World {
         self.env.broker.is_up = true;
         self.env.broker.rates = Rates::default();
         self.env.broker.mend_all(&mut self.env.ctx);
+        self.env.broker.raise_limits(&mut self.env.ctx);
+        self.env.pg.write_fails = 0;
+        for process in self.procs.values_mut() {
+            process.doom = None;
+        }
         for name in TOPICS {
-            self.env.broker.make_topic(name, 3, None);
+            self.env.broker.make_topic(name, 3, None, &mut self.env.ctx);
         }
         let ids: Vec<ProcId> = self.procs.keys().copied().collect();
         for id in ids {

@@ -43,6 +43,9 @@ pub struct Numbers {
     last_delivered_commit_time: Option<String>,
     last_delivered_lsn: Option<String>,
     halted_event: Option<String>,
+    parked_events: Option<i64>,
+    parked_keys: Option<i64>,
+    tripped_topics: Option<Vec<String>>,
 }
 
 #[derive(Serialize)]
@@ -104,6 +107,12 @@ pub fn numbers(config: &StatusConfig, facts: &Facts) -> Numbers {
         let others = instances.iter().filter(|i| !i.is_leader);
         numbers.standbys = Some(others.map(session).collect());
     }
+    if let Ok(Some(letters)) = &base.letters {
+        numbers.parked_events = Some(letters.totals.parked);
+        numbers.parked_keys = Some(letters.totals.keys);
+        let topics = letters.tripped.iter().map(|tripped| tripped.topic.clone());
+        numbers.tripped_topics = Some(topics.collect());
+    }
     numbers.halted_event = halted(seen, &config.source.slot).map(|(event, _)| event);
     numbers
 }
@@ -162,6 +171,7 @@ pub fn judge(config: &StatusConfig, facts: &Facts) -> Vec<Group> {
         Group::new("relay", relay),
         Group::new("progress", progress(config, facts, base)),
         Group::new("slot", slot(config, base)),
+        Group::new("dead letters", dead_letters(base)),
         Group::new(super::TROUBLE, trouble),
     ];
     let is_told = groups
@@ -176,6 +186,14 @@ pub fn judge(config: &StatusConfig, facts: &Facts) -> Vec<Group> {
     }
     groups.retain(|group| !group.findings.is_empty());
     groups
+}
+
+fn dead_letters(base: &Base) -> Vec<Finding> {
+    match &base.letters {
+        Ok(None) => Vec::new(),
+        Ok(Some(letters)) => letters.findings(),
+        Err(error) => vec![Finding::unknown("parked", error.to_string())],
+    }
 }
 
 /// Rows that nobody else explains, and that wait for longer than a relay should need.

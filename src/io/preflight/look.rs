@@ -125,6 +125,8 @@ pub struct Rights {
     pub walrelay_exists: bool,
     pub may_read_walrelay: bool,
     pub may_write_walrelay: bool,
+    /// Read, add, change and delete dead letters.
+    pub may_park: bool,
     /// Of the outbox; both false where there is none.
     pub may_use_schema: bool,
     pub may_read_table: bool,
@@ -272,19 +274,25 @@ async fn settings(client: &Client) -> Answer<Settings> {
     Ok(Settings(settings))
 }
 
-async fn rights(client: &Client, table: &TableName) -> Answer<Rights> {
+pub(super) async fn rights(client: &Client, table: &TableName) -> Answer<Rights> {
     let row = client
         .query_one(
             "select w.found, w.usage and w.reads, w.usage and w.writes, \
-             coalesce(t.usage, false), coalesce(t.reads, false), coalesce(t.hidden, false) \
-             from (select pg_catalog.count(*) > 0, \
+             coalesce(t.usage, false), coalesce(t.reads, false), coalesce(t.hidden, false), \
+             w.usage and w.parks from (select pg_catalog.count(*) > 0, \
                coalesce(pg_catalog.bool_and(pg_catalog.has_schema_privilege(n.oid, 'usage')), false), \
                coalesce(pg_catalog.bool_and(pg_catalog.has_table_privilege(c.oid, 'select')), false), \
                coalesce(pg_catalog.bool_and(pg_catalog.has_table_privilege(c.oid, 'insert') \
                  and pg_catalog.has_table_privilege(c.oid, 'update') \
-                 and pg_catalog.has_table_privilege(c.oid, 'delete')), false) \
+                 and pg_catalog.has_table_privilege(c.oid, 'delete')), false), \
+               coalesce(pg_catalog.bool_and(pg_catalog.has_table_privilege(c.oid, 'select') \
+                 and pg_catalog.has_table_privilege(c.oid, 'insert') \
+                 and pg_catalog.has_table_privilege(c.oid, 'update') \
+                 and pg_catalog.has_table_privilege(c.oid, 'delete')) \
+                 filter (where c.relname = 'dead_letter'), false) \
                from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
-               where n.nspname = 'walrelay' and c.relkind = 'r') w (found, usage, reads, writes) \
+               where n.nspname = 'walrelay' and c.relkind = 'r') \
+               w (found, usage, reads, writes, parks) \
              left join (select pg_catalog.has_schema_privilege(n.oid, 'usage'), \
                  pg_catalog.has_table_privilege(c.oid, 'select'), \
                  pg_catalog.row_security_active(c.oid) \
@@ -302,6 +310,7 @@ async fn rights(client: &Client, table: &TableName) -> Answer<Rights> {
         may_use_schema: get(&row, 3)?,
         may_read_table: get(&row, 4)?,
         row_security: get(&row, 5)?,
+        may_park: get(&row, 6)?,
     })
 }
 

@@ -3,7 +3,7 @@
 
 use super::look::{Rights, Seen};
 use super::swap::{another_table, for_shell, still_held};
-use crate::config::{Source, TableName};
+use crate::config::{OnPoison, Source, TableName};
 use crate::error::{DbError, moved_slot};
 use crate::finding::Finding;
 use crate::io::catalog::{Publication, Role, Table};
@@ -398,6 +398,33 @@ fn grants(role: &str) -> String {
         "grant usage on schema walrelay to {role}; grant select, insert, update, delete on all \
          tables in schema walrelay to {role}"
     )
+}
+
+/// With `--on-poison park` a role that may not park stands still at the first event that Kafka
+/// refuses. `None` where there is nothing to park into yet.
+#[must_use]
+pub fn parking(rights: Rights, role: &Role, on_poison: OnPoison) -> Option<Finding> {
+    let subject = "rights to park";
+    let quoted = quote_ident(&role.name);
+    if !rights.walrelay_exists || on_poison == OnPoison::Halt {
+        return None;
+    }
+    if rights.may_park {
+        let found = format!("role {quoted} reads and writes walrelay.dead_letter");
+        return Some(Finding::ok(subject, found));
+    }
+    Some(Finding::failed(
+        subject,
+        format!(
+            "role {quoted} may not read and write walrelay.dead_letter: an event that Kafka refuses \
+             could not be parked, and everything would stand still"
+        ),
+        format!(
+            "grant usage on schema walrelay to {quoted}; grant select, insert, update, delete on \
+             walrelay.dead_letter to {quoted}; grant update on walrelay.relay to {quoted} (or stop at \
+             such an event: --on-poison halt)"
+        ),
+    ))
 }
 
 /// What the role may do with what the relay keeps, and with the outbox.

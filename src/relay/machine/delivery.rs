@@ -138,6 +138,8 @@ impl Machine {
         self.refused = None;
         self.suspects.clear();
         self.suspicion = None;
+        self.gate = None;
+        self.poisoned = None;
         self.forget_parked();
         self.start_tails();
         self.received_ever = Lsn::INVALID;
@@ -382,7 +384,7 @@ impl Machine {
             self.park(waiting, behind_another());
             return;
         }
-        if self.trial.has_key(waiting.key) || self.held.has_key(waiting.key) {
+        if self.trial.has_key(waiting.key) || self.held.has_before(&waiting) {
             self.ledger
                 .held(waiting.ticket, waiting.topic, waiting.record.size());
             self.held.put_back(waiting);

@@ -187,7 +187,7 @@ impl Machine {
         }
         if let Some(code) = finished.trouble {
             self.say_refused(code, now);
-            self.ask_for_tried();
+            self.doubt_tried();
         } else if codes.iter().any(|code| matches!(code.0, 10 | 18)) {
             // The limit may be another than we think.
             self.ask_for_tried();
@@ -202,11 +202,25 @@ impl Machine {
         self.ledger.settle();
     }
 
-    fn ask_for_tried(&mut self) {
+    fn tried_topics(&self) -> Vec<u16> {
         let mut topics: Vec<u16> = self.trial.topics().collect();
         topics.sort_unstable();
         topics.dedup();
-        for topic in topics {
+        topics
+    }
+
+    /// What was refused may be because a topic was made anew. Its partitions are counted again when
+    /// nothing of it is on its way.
+    fn doubt_tried(&mut self) {
+        for topic in self.tried_topics() {
+            if !self.ledger.is_in_flight(topic) {
+                self.topics.doubt(topic);
+            }
+        }
+    }
+
+    fn ask_for_tried(&mut self) {
+        for topic in self.tried_topics() {
             let name = self.topics.name(topic).to_owned();
             self.orders.push_back(Order::Lookup(name));
         }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::{Ill, Lead, Machine, Moment, Notice, Order, Poisoned};
 use crate::dead_letter::{DeadLetter, EventKey, Parked, Reason, Tripped, Why};
+use crate::lsn::Lsn;
 use crate::record::Ticket;
 use crate::relay::held::Waiting;
 use crate::relay::orders::OnPoison;
@@ -102,6 +103,12 @@ impl Machine {
             Some(code) => crate::error::kafka::entry(code).remedy.to_owned(),
             None => "a row in the log cannot be changed: insert a corrected event under a new event_id and run with --on-poison park, which sets this one aside, or change what makes it unpublishable (mapping, topic template, topic limit)".to_owned(),
         };
+        // Nothing behind it is sent: the relay ends, and all of it comes again.
+        self.held.forget_from(Ticket(waiting.ticket.0 + 1));
+        self.trial.take(|item| match &item.source {
+            Source::Event(other) => other.ticket > waiting.ticket,
+            Source::Letter { .. } => false,
+        });
         self.poisoned = Some(Poisoned {
             ticket: waiting.ticket,
             event_id: String::from_utf8_lossy(&waiting.origin.event_id).into_owned(),
@@ -353,11 +360,13 @@ impl Machine {
             .min()
     }
 
-    /// Letters are in the table for good.
-    pub fn on_parked(&mut self, epoch: u64, now: Moment) {
+    /// Letters are in the table for good, and so is the server's log up to `flushed`: one that ends
+    /// before is a copy that lacks them.
+    pub fn on_parked(&mut self, epoch: u64, flushed: Lsn, now: Moment) {
         if epoch != self.parking.epoch {
             return;
         }
+        self.received_ever = self.received_ever.max(flushed);
         self.parking.trouble = None;
         self.parking.rest = REST_MIN;
         for (ticket, key) in std::mem::take(&mut self.parking.out) {

@@ -390,7 +390,7 @@ fn a_partition_that_the_topic_has_not_halts_in_front_of_the_row() {
 
 #[test]
 fn payloads_of_each_type_and_headers_that_are_null_or_no_object() {
-    let mut stage = Stage::shared(Pg::V18);
+    let mut stage = halting(Pg::V18);
     maps(
         &mut stage,
         "o",

@@ -37,8 +37,14 @@ fn letters_are(address: &str, well: bool) -> String {
 
 /// Nothing moves on while `what` is wrong with the table, everything else flows, and it heals by
 /// itself.
-fn holds_still(stage: Stage<'_>, sql: &Sql, break_it: &str, words: &[&str], mend_it: &str) {
-    let (stage, address) = with_http(stage);
+fn holds_still(
+    stage: &Stage<'_>,
+    address: &str,
+    sql: &Sql,
+    break_it: &str,
+    words: &[&str],
+    mend_it: &str,
+) {
     let mut flowing = Committed::new();
     let mut relay = stage.run();
     good(sql, &mut flowing, 0, "free");
@@ -50,12 +56,12 @@ fn holds_still(stage: Stage<'_>, sql: &Sql, break_it: &str, words: &[&str], mend
     let reached = sql.one("select pg_current_wal_insert_lsn()");
     put(sql, 2, "t", "'k'", "'{}'", "'{}'");
     relay.wait_for_text("dead letters cannot be written", MINUTE);
-    let said = letters_are(&address, false);
+    let said = letters_are(address, false);
     for word in words {
         assert!(said.contains(word), "{said}");
         assert!(relay.said().contains(word), "{}", relay.said());
     }
-    assert_eq!(Ready::of(&address).status, 503);
+    assert_eq!(Ready::of(address).status, 503);
     let is_below = |confirmed: &str| {
         let confirmed = sql.one(&format!("select '{confirmed}'::pg_lsn < '{reached}'"));
         confirmed == "t"
@@ -81,11 +87,11 @@ fn holds_still(stage: Stage<'_>, sql: &Sql, break_it: &str, words: &[&str], mend
     let mut relay = stage.run();
     good(sql, &mut flowing, 6, "free");
     stage.wait_count("t", 5, MINUTE);
-    letters_are(&address, false);
+    letters_are(address, false);
     assert!(is_below(&stage.db.confirmed()), "it passed {reached}");
     sql.run(mend_it);
-    letters_are(&address, true);
-    wait_parked(&stage, sql, 2);
+    letters_are(address, true);
+    wait_parked(stage, sql, 2);
     stage.wait_confirmed(MINUTE);
     relay.stop();
     assert_eq!(parked_ids(sql), [id(1), id(2)]);
@@ -94,10 +100,11 @@ fn holds_still(stage: Stage<'_>, sql: &Sql, break_it: &str, words: &[&str], mend
 
 #[test]
 fn while_the_disk_is_full_nothing_is_parked_and_nothing_passes() {
-    let stage = Stage::shared(Pg::V15);
+    let (stage, address) = with_http(Stage::shared(Pg::V15));
     let sql = stage.init();
     holds_still(
-        stage,
+        &stage,
+        &address,
         &sql,
         "create function full_disk() returns trigger language plpgsql as $$ begin
            raise exception 'could not extend file: No space left on device' using errcode = '53100';
@@ -111,7 +118,7 @@ fn while_the_disk_is_full_nothing_is_parked_and_nothing_passes() {
 
 #[test]
 fn without_the_right_to_write_dead_letters_nothing_passes() {
-    let mut stage = Stage::shared(Pg::V18);
+    let (mut stage, address) = with_http(Stage::shared(Pg::V18));
     let sql = stage.init();
     let role = format!("walrelay_{}", stage.db.name);
     sql.run(&format!(
@@ -123,7 +130,8 @@ fn without_the_right_to_write_dead_letters_nothing_passes() {
     stage.user.clone_from(&role);
     let grant = format!("grant insert on walrelay.dead_letter to {role}");
     holds_still(
-        stage,
+        &stage,
+        &address,
         &sql,
         &format!("revoke insert on walrelay.dead_letter from {role}"),
         &["permission denied", "dead_letter"],

@@ -298,11 +298,20 @@ impl Machine {
         }
         self.gate = None;
         self.release_due = true;
+        self.clear_halted();
+        self.rest = REST_MIN;
+    }
+
+    pub(super) fn is_halted(&self, event_id: &[u8]) -> bool {
+        let halted = self.halted.as_ref();
+        halted.is_some_and(|halted| halted.event_id.as_bytes() == event_id)
+    }
+
+    pub(super) fn clear_halted(&mut self) {
         if let Some(halted) = self.halted.take() {
             self.say(Notice::HaltedEventPassed(halted.event_id));
             self.orders.push_back(Order::ClearHalted);
         }
-        self.rest = REST_MIN;
     }
 }
 

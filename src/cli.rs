@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Relays a Postgres transactional outbox to Kafka through a logical replication slot.
 #[derive(Debug, Parser)]
@@ -262,13 +262,12 @@ pub struct LettersShowCli {
 
 /// Which dead letters.
 #[derive(Debug, Default, Args)]
-#[group(skip)]
-#[command(group(ArgGroup::new("which").required(true).args(["id", "key", "all"])))]
 pub struct WhichCli {
     /// Id of a row, or event_id
+    #[arg(required_unless_present_any = ["key", "all"], conflicts_with_all = ["key", "all"])]
     pub id: Option<String>,
     /// All of this aggregate_id
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", conflicts_with = "all")]
     pub key: Option<String>,
     /// All that are parked
     #[arg(long)]

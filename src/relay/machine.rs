@@ -212,6 +212,8 @@ pub struct Machine {
     is_writable: bool,
     identity: Option<(String, i32)>,
     received_ever: Lsn,
+    /// As it was when the present session was begun.
+    received_before: Lsn,
     /// The highest position reported on this slot, where it is known.
     highest_reported: Option<Lsn>,
     /// The slot's position when the session began.
@@ -293,6 +295,7 @@ impl Machine {
             is_writable: true,
             identity: None,
             received_ever: Lsn::INVALID,
+            received_before: Lsn::INVALID,
             highest_reported: None,
             confirmed: Lsn::INVALID,
             stored_stop: None,

@@ -159,20 +159,27 @@ impl ParkedKeys {
     }
 
     /// What the look showed. A key that it does not show has no dead letter any more (they were
-    /// discarded), unless it was parked since, or some of it `is_under_way` to the table.
-    pub fn looked(&mut self, parked: Parked, is_under_way: impl Fn(&EventKey) -> bool) {
+    /// discarded), unless it was parked since, or some of it `is_under_way` to the table or from
+    /// it. Returns how many such keys there were.
+    pub fn looked(&mut self, parked: Parked, is_under_way: impl Fn(&EventKey) -> bool) -> usize {
         let mut old = std::mem::take(self);
         self.looks = old.looks;
         self.settled = parked.settled.into_iter().collect();
         for shown in parked.keys {
             self.insert(shown.key, shown.from, shown.is_retried, 0);
         }
+        let mut gone = 0;
         for (key, entry) in old.keys.drain().flat_map(|(_, list)| list) {
-            let is_newer = entry.since_look >= old.looks || is_under_way(&key);
-            if is_newer && !self.is_parked(&key) {
+            if self.is_parked(&key) {
+                continue;
+            }
+            if entry.since_look >= old.looks || is_under_way(&key) {
                 self.insert(key, entry.from, entry.is_retried, entry.since_look);
+            } else {
+                gone += 1;
             }
         }
+        gone
     }
 
     /// Everything, for another history or another leader.

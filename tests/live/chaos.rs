@@ -13,12 +13,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::kafka::Broker;
 use crate::payments::{Actor, Balance, Role, System, judge};
 use crate::postgres::{Cluster, Pg};
+use crate::proc::eventually;
 use crate::relay::Relay;
 use crate::stage::MINUTE;
 
 /// Between two looks at who has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const SHOPS: i64 = 2;
+/// Connections of a shop.
+const TILLS: i64 = 4;
 const LEDGERS: usize = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -141,13 +144,13 @@ impl<'a> Cast<'a> {
             a_second,
             restarts: 0,
         };
-        cast.shops = (0..SHOPS).map(|till| cast.shop(till)).collect();
+        cast.shops = (0..SHOPS).map(|number| cast.shop(number)).collect();
         cast
     }
 
-    fn shop(&self, till: i64) -> Actor {
+    fn shop(&self, number: i64) -> Actor {
         let role = Role::Shop {
-            till: till + 1,
+            tills: (1..=TILLS).map(|till| number * TILLS + till).collect(),
             a_second: self.a_second / u32::try_from(SHOPS).expect("a few"),
         };
         self.system.start(role, None)
@@ -155,9 +158,9 @@ impl<'a> Cast<'a> {
 
     /// What a supervisor does: who has ended is started again. A relay ends only when it is killed.
     fn supervise(&mut self) {
-        for till in 0..self.shops.len() {
-            if self.shops[till].is_due() {
-                self.shops[till] = self.shop(i64::try_from(till).expect("a few"));
+        for number in 0..self.shops.len() {
+            if self.shops[number].is_due() {
+                self.shops[number] = self.shop(i64::try_from(number).expect("a few"));
                 self.restarts += 1;
             }
         }
@@ -220,7 +223,11 @@ fn survive(plan: &Plan) {
     let broker = Broker::start();
     let system = System::new(&cluster, &broker, broker.bootstrap());
     let mut cast = Cast::new(&system, plan.a_second);
-    cast.relays[0].wait_for_text("streaming from", MINUTE);
+    // Either of them.
+    eventually(MINUTE, "a relay streams", || {
+        let streams = |relay: &Relay| relay.lines().iter().any(|l| l.has("streaming from"));
+        cast.relays.iter().any(streams).then_some(())
+    });
 
     say(&format!(
         "chaos: CHAOS_SEED={} CHAOS_KILLS={}",
@@ -286,7 +293,7 @@ fn settle(cast: &mut Cast<'_>) {
     while !(ledger.is_reached() && payout.is_reached()) {
         assert!(
             Instant::now() < until,
-            "the consumers do not come to the end"
+            "the ledger is at {ledger}, the payouts at {payout}"
         );
         cast.supervise();
         thread::sleep(LOOK_EVERY);

@@ -171,7 +171,7 @@ fn what_it_lacks_is_named() {
 
 #[test]
 fn the_chaos_kills_everybody_and_balances_the_books() {
-    let ended = demo(Pg::V18, &["--chaos", "--seconds", "20"]).expect_code(0);
+    let ended = demo(Pg::V18, &["--chaos", "--seconds", "12"]).expect_code(0);
     for who in [
         "the leading relay, pid",
         "the ledger, pid",

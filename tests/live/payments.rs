@@ -5,6 +5,7 @@
 mod actor;
 mod judge;
 
+use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -172,7 +173,7 @@ impl<'a> System<'a> {
     #[track_caller]
     pub fn wait_caught_up(&self, name: &str, deadline: Duration) {
         let ends = self.ends(name);
-        let what = || format!("{name} is at {:?}", ends.offsets.committed(ends.topic));
+        let what = || format!("{name} is at {ends}");
         eventually_says(deadline, what, || ends.is_reached().then_some(()));
     }
 }
@@ -185,6 +186,13 @@ pub struct Ends<'a> {
 impl Ends<'_> {
     pub fn is_reached(&self) -> bool {
         self.offsets.is_caught_up(self.topic)
+    }
+}
+
+/// How far it has come.
+impl fmt::Display for Ends<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.offsets.committed(self.topic))
     }
 }
 

@@ -7,7 +7,8 @@ set -eu
 missing=
 lacks() { missing="$missing $*"; }
 has() { command -v "$1" >/dev/null 2>&1; }
-can_import() {
+# One Python that has them all; Debian's packages are of Debian's own.
+has_python_with() {
     for python in /usr/bin/python3 python3; do
         "$python" -c "import $1" >/dev/null 2>&1 && return
     done
@@ -33,9 +34,8 @@ for job in "$@"; do
         has setpriv || lacks util-linux
         # A pooler in the way (case C03).
         has pgbouncer || [ -x /usr/sbin/pgbouncer ] || lacks pgbouncer
-        # The consumer of deploy/consumers in Python. Debian's packages are of Debian's Python.
-        can_import psycopg2 || lacks python3-psycopg2
-        can_import confluent_kafka || lacks python3-confluent-kafka
+        # The consumer of deploy/consumers in Python.
+        has_python_with psycopg2,confluent_kafka || lacks python3-psycopg2 python3-confluent-kafka
         ;;
     bench)
         # pg_recvlogical, which the drain is measured against.

@@ -143,6 +143,7 @@ impl Machine {
         self.forget_parked();
         self.start_tails();
         self.received_ever = Lsn::INVALID;
+        self.received_before = Lsn::INVALID;
         self.highest_reported = None;
         if let Some(stop) = self.resume.take() {
             if stop.complete {

@@ -184,7 +184,8 @@ impl Machine {
         Stop {
             last: self.ledger.w(),
             reported: self.highest_reported.unwrap_or_default(),
-            complete: self.ledger.span() == 0,
+            // What an earlier life had delivered and not confirmed may still come.
+            complete: self.ledger.span() == 0 && !self.tails.is_on(),
             open: self.ledger.open_transaction(),
         }
     }

@@ -6,7 +6,7 @@
 //!   standbys) has it.
 //! - From a parked event on, nothing of its key is published.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use super::{Ill, Lead, Machine, Moment, Notice, Order, Poisoned};
@@ -53,6 +53,10 @@ impl Parking {
 
     pub(super) fn is_under_way(&self, key: &EventKey) -> bool {
         self.under_way.contains_key(key)
+    }
+
+    pub(super) fn keys_under_way(&self) -> HashSet<EventKey> {
+        self.under_way.keys().cloned().collect()
     }
 
     fn clear(&mut self) {
@@ -143,6 +147,7 @@ impl Machine {
         let is_retried = key.as_ref().is_some_and(|key| self.parked.is_retried(key));
         if let Some(key) = &key {
             *self.parking.under_way.entry(key.clone()).or_default() += 1;
+            self.retry.parks(key);
         }
         let ticket = waiting.ticket;
         if self.is_halted(&waiting.origin.event_id) {
@@ -271,13 +276,20 @@ impl Machine {
     }
 
     pub(super) fn learn_parked(&mut self, parked: Parked, now: Moment) {
+        let is_by_hand = parked.touched > self.touched;
         self.touched = parked.touched;
         self.is_looking = false;
         self.parked_is_known = true;
         let tripped = parked.tripped.clone();
         self.retry.is_keyless_asked = parked.is_keyless_retried;
-        let parking = &self.parking;
-        self.parked.looked(parked, |key| parking.is_under_way(key));
+        let (parking, retry) = (&self.parking, &self.retry);
+        let is_under_way = |key: &EventKey| parking.is_under_way(key) || retry.is_about(key);
+        let gone = self.parked.looked(parked, is_under_way);
+        if gone > 0 && !is_by_hand {
+            // Committed, and not there: this is not the table that they were written to.
+            let what = format!("the dead letters of {gone} keys are gone");
+            self.other_history(what, now);
+        }
         for tripped in tripped {
             if !self.breaker.is_tripped(&tripped.topic) {
                 self.breaker.trip(tripped.clone(), now);

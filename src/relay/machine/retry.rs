@@ -40,9 +40,26 @@ pub(super) struct Retry {
     /// Letters that have no answer yet.
     open: HashSet<usize>,
     settlement: Settlement,
+    /// Keys of which something may reach the table after the settlement: answers come in any order.
+    parked_since: HashSet<EventKey>,
     ask_at: Moment,
     /// A retry of an event without a key was asked for.
     pub(super) is_keyless_asked: bool,
+}
+
+impl Retry {
+    /// An event of this key is on its way to the table.
+    pub(super) fn parks(&mut self, key: &EventKey) {
+        if self.state == State::Settling {
+            self.parked_since.insert(key.clone());
+        }
+    }
+
+    /// Is the key among those that are being published or settled?
+    pub(super) fn is_about(&self, key: &EventKey) -> bool {
+        let mut batch = self.batch.iter();
+        batch.any(|stored| stored.letter.key.as_ref() == Some(key))
+    }
 }
 
 impl Machine {
@@ -225,6 +242,7 @@ impl Machine {
     fn pump_settling(&mut self, now: Moment) {
         if self.retry.state == State::Settling && now >= self.retry.ask_at {
             self.retry.ask_at = Moment::MAX;
+            self.retry.parked_since = self.parking.keys_under_way();
             let settlement = self.retry.settlement.clone();
             self.orders.push_back(Order::Settle {
                 epoch: self.parking.epoch,
@@ -240,8 +258,8 @@ impl Machine {
         }
         let delivered = self.retry.settlement.delivered.len();
         for key in free {
-            // What was parked of it since is under way: it is retried next.
-            if !self.parking.is_under_way(key) {
+            // What was parked of it since is retried next.
+            if !self.retry.parked_since.contains(key) {
                 self.parked.unpark(key);
             }
         }
@@ -254,6 +272,7 @@ impl Machine {
         }
         self.retry.state = State::Idle;
         self.retry.batch.clear();
+        self.retry.parked_since.clear();
         self.retry.ask_at = now;
         self.advance(now);
     }

@@ -28,10 +28,10 @@ impl Machine {
             .identity
             .as_ref()
             .is_some_and(|known| *known != identity);
-        if is_other || opened.xlogpos < self.received_ever {
+        if is_other || opened.xlogpos < self.received_before {
             let what = format!(
                 "system {} timeline {} at {}, after {} was received",
-                opened.system_identifier, opened.timeline, opened.xlogpos, self.received_ever
+                opened.system_identifier, opened.timeline, opened.xlogpos, self.received_before
             );
             self.identity = Some(identity);
             self.other_history(what, now);
@@ -146,6 +146,8 @@ impl Machine {
             && now >= at
         {
             self.stream = Stream::Opening;
+            // What is parked while it is being opened may lie behind what it is told then.
+            self.received_before = self.received_ever;
             self.orders.push_back(Order::Open);
         }
     }

@@ -19,8 +19,8 @@ pub const PAUSED: &str = "paused at";
 /// Payments of one till; ids of different tills do not meet.
 const TILL: i64 = 1_000_000_000;
 const ACCOUNTS: i64 = 40;
-/// Records between two commits of offsets.
-const COMMIT_EACH: usize = 50;
+/// Records of one transaction of a consumer.
+const BATCH: usize = 50;
 
 type Failed = Box<dyn std::error::Error>;
 
@@ -40,8 +40,8 @@ pub struct Job {
 pub enum Role {
     /// Makes one payment and ends.
     Payer { id: i64 },
-    /// Makes payments until it is killed.
-    Shop { till: i64, a_second: u32 },
+    /// Makes payments at several tills until it is killed.
+    Shop { tills: Vec<i64>, a_second: u32 },
     /// `ledger`, `payout`, or `wrong`: a ledger that commits its claim before the effect.
     Consumer {
         name: String,
@@ -69,7 +69,7 @@ fn actor() {
     let job: Job = serde_json::from_str(&job).expect("we wrote it");
     let ended = match &job.role {
         Role::Payer { id } => job.pay_once(*id),
-        Role::Shop { till, a_second } => job.trade(*till, *a_second),
+        Role::Shop { tills, a_second } => job.open_shop(tills, *a_second),
         Role::Consumer {
             name,
             group,
@@ -147,9 +147,18 @@ impl Job {
         self.pay(&sql, &Payment::numbered(id))
     }
 
+    fn open_shop(&self, tills: &[i64], a_second: u32) -> Result<(), Failed> {
+        let between = Duration::from_secs(1) * u32::try_from(tills.len())? / a_second;
+        thread::scope(|scope| {
+            for till in tills {
+                scope.spawn(move || self.trade(*till, between));
+            }
+        });
+        Ok(())
+    }
+
     /// A server that dies is waited for; what was committed then, only the table knows.
-    fn trade(&self, till: i64, a_second: u32) -> Result<(), Failed> {
-        let between = Duration::from_secs(1) / a_second;
+    fn trade(&self, till: i64, between: Duration) {
         let mut due = Instant::now();
         loop {
             let Ok(sql) = Sql::try_connect(self.port, &self.source, "postgres") else {
@@ -193,49 +202,70 @@ impl Job {
             .create()?;
         consumer.subscribe(&[&self.topic])?;
         let sql = Sql::try_connect(self.port, &self.effects, "postgres")?;
-        let mut uncommitted = 0;
         loop {
-            let next = consumer.poll(Duration::from_millis(50));
-            let is_idle = next.is_none();
-            match next {
-                Some(Ok(message)) => {
-                    self.process(&sql, name, &message)?;
-                    // A partition that another has by now is his to commit.
-                    let _ = consumer.store_offset_from_message(&message);
-                    uncommitted += 1;
-                }
-                // Passing ones: a broker that is away.
-                Some(Err(error)) => say(&error.to_string()),
-                None => {}
+            let batch = poll_batch(&consumer);
+            if batch.is_empty() {
+                continue;
             }
-            if uncommitted >= COMMIT_EACH || (is_idle && uncommitted > 0) {
-                // What is not committed comes again, and is skipped.
-                if let Err(error) = consumer.commit_consumer_state(CommitMode::Sync) {
-                    say(&error.to_string());
-                }
-                uncommitted = 0;
+            // One transaction for all that has come: at 500 a second a commit each would be dear.
+            sql.try_run("begin")?;
+            for message in &batch {
+                self.process(&sql, name, message)?;
+            }
+            sql.try_run("commit")?;
+            for message in &batch {
+                self.reached(Point::BeforeOffset, payment_of(message)?);
+                // A partition that another has by now is his to commit.
+                let _ = consumer.store_offset_from_message(message);
+            }
+            // What is not committed comes again, and is skipped.
+            if let Err(error) = consumer.commit_consumer_state(CommitMode::Sync) {
+                say(&error.to_string());
             }
         }
     }
 
     fn process(&self, sql: &Sql, name: &str, message: &BorrowedMessage<'_>) -> Result<(), Failed> {
         let event_id = event_id(message).ok_or("a record without an event_id")?;
-        let body: Value = serde_json::from_slice(message.payload().ok_or("no payload")?)?;
-        let payment = body["payment"].as_i64().ok_or("no payment")?;
-        let claim = format!("begin; select claim_event('{name}', '{event_id}')");
+        let payment = payment_of(message)?;
+        let claim = format!("select claim_event('{name}', '{event_id}')");
         let is_ours = sql.try_rows(&claim)?[0][0].as_deref() == Some("t");
         if name == "wrong" {
             sql.try_run("commit; begin")?;
             self.reached(Point::MidEffect, payment);
         }
         if is_ours {
-            sql.try_run(&effect(name, payment, &body))?;
+            sql.try_run(&effect(name, payment, &body(message)?))?;
         }
         self.reached(Point::MidEffect, payment);
-        sql.try_run("commit")?;
-        self.reached(Point::BeforeOffset, payment);
         Ok(())
     }
+}
+
+/// What has come by now, and at most so much; waits a little for the first.
+fn poll_batch(consumer: &BaseConsumer) -> Vec<BorrowedMessage<'_>> {
+    let mut batch = Vec::new();
+    let mut patience = Duration::from_millis(50);
+    while batch.len() < BATCH {
+        match consumer.poll(patience) {
+            Some(Ok(message)) => batch.push(message),
+            // Passing ones: a broker that is away.
+            Some(Err(error)) => say(&error.to_string()),
+            None => break,
+        }
+        patience = Duration::ZERO;
+    }
+    batch
+}
+
+fn body(message: &BorrowedMessage<'_>) -> Result<Value, Failed> {
+    let payload = message.payload().ok_or("no payload")?;
+    Ok(serde_json::from_slice(payload)?)
+}
+
+fn payment_of(message: &BorrowedMessage<'_>) -> Result<i64, Failed> {
+    let payment = body(message)?["payment"].as_i64();
+    Ok(payment.ok_or("no payment")?)
 }
 
 fn event_id(message: &BorrowedMessage<'_>) -> Option<String> {

@@ -133,13 +133,18 @@ impl Process {
         let confirmed = env.pg.confirmed();
         let registry = env.pg.registry();
         registry.leader = Some(me);
+        let stop = registry.stop.clone();
+        if let Some(stop) = &mut registry.stop {
+            // Whoever leads may send: from here on it is no end of everything.
+            stop.complete = false;
+        }
         let led = Led {
             table_oid: frames::OUTBOX.oid,
             parked: registry.letters.load(super::GENERATION, confirmed),
             generation: super::GENERATION,
             previous_leader: previous.map(|p| format!("p{p}")),
             is_writable: true,
-            stop: registry.stop.clone(),
+            stop,
             halted: registry.halted.clone(),
             consistent_point: Some(registry.consistent_point),
         };

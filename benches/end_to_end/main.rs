@@ -27,6 +27,7 @@ mod raw;
 #[path = "../../tests/live/relay.rs"]
 mod relay;
 mod report;
+mod restart;
 mod rig;
 mod sustained;
 mod usage;
@@ -50,12 +51,13 @@ fn main() {
     };
     let servers = Servers::start();
     let mut report = Report::new(&servers, &args);
-    let parts: [(&str, Part); 8] = [
+    let parts: [(&str, Part); 9] = [
         ("drain", drain::measure),
         ("paired", paired::measure),
         ("memory", memory::measure),
         ("latency", latency::measure),
         ("sustained", sustained::measure),
+        ("restart", restart::measure),
         ("idle", idle::measure),
         ("poison", poison::measure),
         ("parked", parked::measure),

@@ -165,7 +165,7 @@ impl Held {
     pub fn release(
         &mut self,
         may_be_sent: impl Fn(&Waiting) -> bool,
-        is_busy: impl Fn(u64) -> bool,
+        is_busy: impl Fn(&Waiting) -> bool,
         room: usize,
         room_bytes: usize,
     ) -> (Vec<Waiting>, bool) {
@@ -183,7 +183,7 @@ impl Held {
                 break;
             }
             let may_go =
-                may_be_sent(&waiting) && !blocked.contains(&waiting.key) && !is_busy(waiting.key);
+                may_be_sent(&waiting) && !blocked.contains(&waiting.key) && !is_busy(&waiting);
             if may_go {
                 released_bytes += waiting.record.footprint();
                 self.forget_key(waiting.key);

@@ -7,7 +7,7 @@ use super::held::{Origin, Waiting};
 use super::ledger::Take;
 use super::machine::{Machine, Try, behind_another, record_bytes};
 use super::mapping::{Clock, Part};
-use super::orders::Notice;
+use super::orders::{Notice, OnPoison};
 use super::outbox::{BadRow, Draft, Row, Shape, Stamp, Unmapped, key_hash};
 use super::route::{self, NoPartition};
 use crate::dead_letter::{EventKey, Position, Reason, Why};
@@ -290,7 +290,9 @@ impl Machine {
                 ..why
             };
             self.park(waiting, why);
-        } else if self.held.has_key(key) || self.trial.has_key(key) {
+        } else if self.settings.on_poison == OnPoison::Park
+            && (self.held.has_key(key) || self.trial.has_key(key))
+        {
             self.ledger.held(ticket, topic, waiting.record.size());
             self.held.push(Waiting {
                 verdict: Some(why),

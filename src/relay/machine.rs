@@ -186,6 +186,8 @@ pub struct Machine {
     touched: i64,
     is_touched: bool,
     pub(super) tails: Tails,
+    /// A stream was opened since the lead was taken: the server is the one whose events we have.
+    is_server_known: bool,
     /// The event at which an earlier run halted, and its ticket once it is met.
     pub(super) halted: Option<Halted>,
     pub(super) gate: Option<Ticket>,
@@ -277,6 +279,7 @@ impl Machine {
             touched: 0,
             is_touched: false,
             tails: Tails::default(),
+            is_server_known: false,
             halted: None,
             gate: None,
             stamps: (Stamps::All, Moment::ZERO),

@@ -206,6 +206,15 @@ impl Trial {
         !self.keys.is_empty() && self.keys.contains_key(&key)
     }
 
+    /// Must this event of the key wait because an earlier one is being tried?
+    #[must_use]
+    pub fn has_before(&self, key: u64, ticket: Ticket) -> bool {
+        let is_before = |item: &Item| {
+            item.key == key && item.waits_for().is_none_or(|earlier| earlier < ticket)
+        };
+        self.has_key(key) && (self.queue.iter().any(is_before) || self.out().any(is_before))
+    }
+
     /// Is something with the producer?
     #[must_use]
     pub fn is_out(&self) -> bool {

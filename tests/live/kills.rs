@@ -16,8 +16,9 @@ use crate::relay::Relay;
 use crate::stage::MINUTE;
 use proxy::{Proxy, Way, broker_behind_a_proxy};
 
-/// Records beyond the first after a crash of the relay between a delivery and its confirmation.
-const REPEATS_AFTER_A_CRASH: usize = 1;
+/// Records beyond the first after a crash of the relay between a delivery and its confirmation: the
+/// topic's tail is read, which has the event.
+const REPEATS_AFTER_A_CRASH: usize = 0;
 
 /// What is there of one payment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,7 +97,7 @@ struct Kill {
     after: Holds,
 }
 
-const KILLS: [Kill; 7] = [
+const KILLS: [Kill; 8] = [
     Kill {
         name: "1  writer, before its commit",
         healed_by: "the customer's second try",
@@ -120,6 +121,12 @@ const KILLS: [Kill; 7] = [
         healed_by: "the relay's restart",
         before: COMMITTED,
         after: WHOLE,
+    },
+    Kill {
+        name: "4  relay, after the ack, slot not confirmed",
+        healed_by: "the relay's restart",
+        before: UNCONFIRMED,
+        after: REPEATED,
     },
     Kill {
         name: "5  ledger, mid-effect",
@@ -196,11 +203,12 @@ fn six_kills_leave_one_effect_of_each_payment_and_a_wrong_consumer_loses_one() {
     theatre.system.pay(theatre.payment);
     theatre.settle();
 
-    let scenes: [Scene<'_>; 6] = [
+    let scenes: [Scene<'_>; 7] = [
         Theatre::writer_before_commit,
         Theatre::writer_after_commit,
         Theatre::relay_ack_lost,
         Theatre::relay_record_lost,
+        Theatre::relay_after_ack,
         Theatre::ledger_mid_effect,
         Theatre::ledger_before_offset,
     ];
@@ -301,6 +309,20 @@ impl<'a> Theatre<'a> {
         self.relay.kill9();
         let killed = Instant::now();
         self.proxy.set(Way::Open);
+        self.relay = self.system.relay(&[]);
+        (before, killed)
+    }
+
+    fn relay_after_ack(&mut self, expected: &Holds) -> (Holds, Instant) {
+        self.relay.stop();
+        // Nothing else is on its way: the first delivery is the payment's.
+        let fault = [("WALRELAY_FAULT", "delivered=kill")];
+        self.relay = self.system.relay(&fault);
+        self.relay.wait_for_text("streaming from", MINUTE);
+        self.pay();
+        assert_eq!(self.relay.wait_exit(MINUTE), -9, "it kills itself there");
+        let killed = Instant::now();
+        let before = self.comes_to(expected);
         self.relay = self.system.relay(&[]);
         (before, killed)
     }

@@ -48,6 +48,7 @@ mod proxy;
 mod refusals;
 mod registry;
 mod relay;
+mod restart;
 mod rights;
 mod rows;
 mod servers;

@@ -22,6 +22,8 @@ pub struct Stage<'a> {
     pub user: String,
     /// Where the relay finds the database, if not at its server's own address: a proxy in front.
     pub database_url: Option<String>,
+    /// Where the relay finds the broker, if not at its open listener.
+    pub brokers: Option<String>,
     /// More arguments of `init` and `run`.
     pub source_args: Vec<String>,
     /// More arguments of `run` alone.
@@ -51,6 +53,7 @@ impl<'a> Stage<'a> {
             template: None,
             user: "postgres".to_owned(),
             database_url: None,
+            brokers: None,
             source_args: Vec::new(),
             run_args: Vec::new(),
             last_relay: Cell::new(None),
@@ -97,7 +100,9 @@ impl<'a> Stage<'a> {
         args.extend(self.source());
         args.extend([
             "--brokers".to_owned(),
-            self.broker.bootstrap(),
+            self.brokers
+                .clone()
+                .unwrap_or_else(|| self.broker.bootstrap()),
             "--topic".to_owned(),
             self.template
                 .clone()

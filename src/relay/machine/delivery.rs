@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::poison::behind_another;
 use super::{
-    Class, Close, Ill, KafkaCode, Lead, Lsn, Machine, Moment, Notice, Order, PgTimestamp, Producer,
-    Purge, RECHECK_INTERVAL, REST_MAX, REST_MIN, Reopen, Report, STAMPLESS, Stamps, Stream, Ticket,
-    TopicState,
+    Class, Close, Ill, KafkaCode, Lead, Lsn, Machine, Moment, Notice, Order, PgTimestamp, Poisoned,
+    Producer, Purge, RECHECK_INTERVAL, REST_MAX, REST_MIN, Reopen, Report, STAMPLESS, Stamps,
+    Stream, Ticket, TopicState,
 };
 use crate::error::kafka;
 use crate::record::Record;
@@ -369,7 +369,7 @@ impl Machine {
                 let at = waiting.origin.position.commit_lsn;
                 topics.partitions(waiting.topic).is_some() && tails.is_read(waiting.topic, at)
             },
-            |key| trial.has_key(key),
+            |waiting| trial.has_before(waiting.key, waiting.ticket),
             room,
             room_bytes,
         );
@@ -380,12 +380,17 @@ impl Machine {
     }
 
     fn send_released(&mut self, mut waiting: Waiting, now: Moment) {
+        // One that was released with it is halted at: this one comes again.
+        let is_behind_halt = |poisoned: &Poisoned| poisoned.ticket < waiting.ticket;
+        if self.poisoned.as_ref().is_some_and(is_behind_halt) {
+            return;
+        }
         // One that was released with it may have been parked, or is tried, since.
         if self.is_behind(&waiting) {
             self.park(waiting, behind_another());
             return;
         }
-        if self.trial.has_key(waiting.key) || self.held.has_before(&waiting) {
+        if self.trial.has_before(waiting.key, waiting.ticket) || self.held.has_before(&waiting) {
             self.ledger
                 .held(waiting.ticket, waiting.topic, waiting.record.size());
             self.held.put_back(waiting);

@@ -91,6 +91,7 @@ impl Machine {
         self.has_led = true;
         self.generation = led.generation;
         self.is_looking = false;
+        self.is_server_known = false;
         self.learn_parked(led.parked, now);
         self.is_writable = led.is_writable;
         self.say(Notice::Leading);

@@ -9,7 +9,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use super::{Ill, Lead, Machine, Moment, Notice, Order, Poisoned};
+use super::{Ill, Lead, Machine, Moment, Notice, Order, Poisoned, Reopen, Stream};
 use crate::dead_letter::{DeadLetter, EventKey, Parked, Reason, Tripped, Why};
 use crate::lsn::Lsn;
 use crate::record::Ticket;
@@ -347,6 +347,13 @@ impl Machine {
             && self.parking.out.is_empty()
             && now >= self.parking.rests_until;
         if !may_write || self.parking.queue.is_empty() {
+            return;
+        }
+        if !self.is_server_known {
+            // The copy of another history has no place for these. A stream shows which it is.
+            if self.stream == Stream::Closed(Reopen::WhenKafkaAnswers) {
+                self.stream = Stream::Closed(Reopen::At(now));
+            }
             return;
         }
         let mut letters = Vec::new();

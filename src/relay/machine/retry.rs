@@ -64,7 +64,7 @@ impl Retry {
 
 impl Machine {
     pub(super) fn pump_retry(&mut self, now: Moment) {
-        if self.lead != Lead::Held || !self.parked_is_known {
+        if self.lead != Lead::Held || !self.parked_is_known || !self.is_server_known {
             return;
         }
         match self.retry.state {

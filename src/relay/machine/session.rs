@@ -39,6 +39,7 @@ impl Machine {
             return;
         }
         self.identity = Some(identity);
+        self.is_server_known = true;
         if let Some(highest) = self.highest_reported
             && opened.confirmed_flush > highest
         {
@@ -153,6 +154,7 @@ impl Machine {
     }
 
     pub(in crate::relay) fn other_history(&mut self, what: String, now: Moment) {
+        self.is_server_known = false;
         self.say(Notice::OtherHistory(what));
         self.resume = None;
         self.rebuild(Purge::Everything, true);

@@ -5,9 +5,10 @@ const USAGE: &str =
   --quick      small amounts, one round: does it work at all (no exit code for missed limits)
   --rounds N   repeat each measurement, the median counts [default: 3]
   --only NAME  drain, drain-single, drain-unix, paired, paired-mapping, paired-tls,
-               memory, latency, sustained, restart or idle";
+               memory, latency, sustained, restart, idle, poison, poison-none,
+               poison-neighbours or parked";
 
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 15] = [
     "drain",
     "drain-single",
     "drain-unix",
@@ -19,6 +20,10 @@ const NAMES: [&str; 11] = [
     "sustained",
     "restart",
     "idle",
+    "poison",
+    "poison-none",
+    "poison-neighbours",
+    "parked",
 ];
 
 pub struct Args {

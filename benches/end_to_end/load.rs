@@ -72,6 +72,26 @@ pub fn backlog_in(db: &Database<'_>, table: &str, columns: &[&str; 5], events: u
     });
 }
 
+/// Rows from number `from` to `to`, in transactions of a hundred, from one session: `keys` keys in
+/// turn, each run in the same order.
+pub fn backlog_of_keys(sql: &Sql, from: usize, to: usize, keys: usize) {
+    if from == 0 {
+        sql.run(PAYLOAD_POOL);
+    }
+    sql.run("set synchronous_commit = off");
+    sql.run(&format!(
+        "do $$ begin
+           for t in {from} / 100 .. {to} / 100 - 1 loop
+             insert into outbox (event_id, aggregate_type, aggregate_id, event_type, payload)
+             select gen_random_uuid(), 't', 'order-' || (t * 100 + g) % {keys}, 'placed',
+                    (select payload from pool where i = (t * 7 + g) % 1000)
+             from generate_series(0, 99) g;
+             commit;
+           end loop;
+         end $$"
+    ));
+}
+
 /// The end of the log, all of it on disk, and something behind it: readers see that they passed.
 pub fn end_of_log(sql: &Sql) -> String {
     sql.run("checkpoint");

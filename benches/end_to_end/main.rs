@@ -17,6 +17,8 @@ mod latency;
 mod load;
 mod memory;
 mod paired;
+mod parked;
+mod poison;
 #[path = "../../tests/live/postgres.rs"]
 mod postgres;
 #[path = "../../tests/live/proc.rs"]
@@ -49,7 +51,7 @@ fn main() {
     };
     let servers = Servers::start();
     let mut report = Report::new(&servers, &args);
-    let parts: [(&str, Part); 7] = [
+    let parts: [(&str, Part); 9] = [
         ("drain", drain::measure),
         ("paired", paired::measure),
         ("memory", memory::measure),
@@ -57,6 +59,8 @@ fn main() {
         ("sustained", sustained::measure),
         ("restart", restart::measure),
         ("idle", idle::measure),
+        ("poison", poison::measure),
+        ("parked", parked::measure),
     ];
     for (name, measure) in parts {
         if args.wants(name) {

@@ -1,5 +1,6 @@
 //! The raw limits: the same work without the relay, one half at a time.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::KafkaError;
 use rdkafka::message::Message as _;
 use rdkafka::{Offset, TopicPartitionList};
 use tokio::runtime::{Builder, Runtime};
@@ -197,6 +199,39 @@ pub fn produce_on_schedule(broker: &Broker, topic: &str, a_second: u32, times: &
 fn runtime() -> Runtime {
     let runtime = Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime can be built")
+}
+
+/// When each record of each key was appended, in milliseconds; for a topic of `LogAppendTime`.
+pub fn append_times(broker: &Broker, topic: &str) -> HashMap<String, Vec<i64>> {
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", broker.bootstrap())
+        .set("group.id", "bench")
+        .set("enable.auto.commit", "false")
+        .set("enable.partition.eof", "true")
+        .set("log_level", "2")
+        .create()
+        .expect("a consumer");
+    let mut all = TopicPartitionList::new();
+    for partition in 0..PARTITIONS {
+        all.add_partition_offset(topic, partition, Offset::Beginning)
+            .expect("a beginning");
+    }
+    consumer.assign(&all).expect("an assignment");
+    let mut times: HashMap<String, Vec<i64>> = HashMap::new();
+    let (mut ended, until) = (0, Instant::now() + 5 * MINUTE);
+    while ended < PARTITIONS {
+        assert!(Instant::now() < until, "{topic} cannot be read");
+        match consumer.poll(Duration::from_millis(200)) {
+            Some(Ok(message)) => {
+                let key = String::from_utf8_lossy(message.key().unwrap_or_default());
+                let at = message.timestamp().to_millis().expect("it was appended");
+                times.entry(key.into_owned()).or_default().push(at);
+            }
+            Some(Err(KafkaError::PartitionEOF(_))) => ended += 1,
+            Some(Err(_)) | None => {}
+        }
+    }
+    times
 }
 
 /// A thread that watches for events until it is stopped.

@@ -6,7 +6,7 @@ use crate::certs::Authority;
 use crate::kafka::{Broker, Jvm};
 use crate::postgres::{Cluster, Database, Pg, Sql};
 use crate::proc::{self, eventually};
-use crate::relay::{Relay, run_to_end};
+use crate::relay::{self, Relay, run_program};
 
 pub const MINUTE: Duration = Duration::from_secs(60);
 pub const PARTITIONS: i32 = 12;
@@ -95,6 +95,8 @@ pub struct Rig<'a> {
     pub url_words: &'static str,
     /// More arguments of `init` and `run`.
     pub mapping: Vec<&'static str>,
+    /// The relay, where it is of another build.
+    pub program: Option<String>,
     /// How Kafka is reached, where it is not in the clear.
     pub kafka: Vec<String>,
 }
@@ -114,6 +116,7 @@ impl<'a> Rig<'a> {
             socket,
             url_words: "",
             mapping: Vec::new(),
+            program: None,
             kafka: Vec::new(),
         }
     }
@@ -122,7 +125,7 @@ impl<'a> Rig<'a> {
         let (url, slot) = (self.url(), self.db.slot());
         let mut args = vec!["init", "--database-url", &url, "--slot", &slot];
         args.extend(&self.mapping);
-        run_to_end(&args, &[], MINUTE).expect_code(0);
+        run_program(self.program(), &args, &[], MINUTE).expect_code(0);
         self.broker.create_topic(&self.topic(), PARTITIONS);
     }
 
@@ -138,7 +141,11 @@ impl<'a> Rig<'a> {
         }
     }
 
-    fn url(&self) -> String {
+    fn program(&self) -> &str {
+        self.program.as_deref().unwrap_or(relay::OWN)
+    }
+
+    pub fn url(&self) -> String {
         format!(
             "host={} port={} user=postgres dbname={} {}",
             self.host(),
@@ -161,7 +168,7 @@ impl<'a> Rig<'a> {
         // For trials: more arguments, separated by blanks.
         let more = std::env::var("BENCH_RUN_ARGS").unwrap_or_default();
         args.extend(more.split_whitespace());
-        Relay::start(&args, &[])
+        Relay::start_program(self.program(), &args, &[])
     }
 
     /// A relay that has the stream.

@@ -532,7 +532,7 @@ impl fmt::Display for Notice {
             Notice::HaltedEventPassed(event_id) => {
                 write!(
                     f,
-                    "event {event_id}, at which the relay had halted, is delivered"
+                    "event {event_id}, at which the relay had halted, is delivered or parked"
                 )
             }
         }

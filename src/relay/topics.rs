@@ -11,6 +11,8 @@ use crate::record::{Right, TopicState};
 pub const TOPICS_MAX: usize = 10_000;
 /// How often an absent topic is asked for: a new one is found within this.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
+/// How often a topic's limit is asked for while what is larger passes.
+const ASK_LIMIT_AGAIN: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 enum Known {
@@ -38,6 +40,8 @@ struct Topic {
     is_tripped: bool,
     /// `max.message.bytes`, where the cluster lets us read it.
     limit: Option<usize>,
+    /// Not before this is it asked for again because something larger passed.
+    limit_ask_at: Moment,
     /// Since when the cluster says, without a break, that it has no such topic.
     absent_since: Option<Moment>,
     is_asked: bool,
@@ -86,6 +90,7 @@ impl Topics {
             growth: None,
             is_tripped: false,
             limit: None,
+            limit_ask_at: Moment::ZERO,
             absent_since: None,
             is_asked: false,
             ask_at: Moment::ZERO,
@@ -130,6 +135,25 @@ impl Topics {
     #[must_use]
     pub fn limit(&self, id: u16) -> Option<usize> {
         self.list[usize::from(id)].limit
+    }
+
+    /// Something larger than the limit has passed: is the limit to be asked for again?
+    pub fn may_ask_limit(&mut self, id: u16, now: Moment) -> bool {
+        let topic = &mut self.list[usize::from(id)];
+        let is_due = now >= topic.limit_ask_at;
+        if is_due {
+            topic.limit_ask_at = now + ASK_LIMIT_AGAIN;
+        }
+        is_due
+    }
+
+    /// An old "not there" is no verdict on a topic that somebody wants to use again.
+    pub fn ask_anew(&mut self, id: u16, now: Moment) {
+        let topic = &mut self.list[usize::from(id)];
+        if matches!(topic.known, Known::Absent | Known::Denied(_)) {
+            topic.known = Known::Asking;
+            topic.ask_at = now;
+        }
     }
 
     /// The topic's events are held.

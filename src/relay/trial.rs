@@ -398,6 +398,15 @@ impl Trial {
         taken
     }
 
+    /// Which of a topic's items go alone for their size.
+    pub fn review(&mut self, topic: u16, is_too_large: impl Fn(&Record<'static>) -> bool) {
+        for item in &mut self.queue {
+            if item.topic == topic && item.is_alone && !item.is_probe && !item.is_gate {
+                item.is_alone = is_too_large(item.record());
+            }
+        }
+    }
+
     /// Everything; what is with the producer has to be purged. Returns whether anything is.
     pub fn clear(&mut self) -> bool {
         let was_out = self.state == State::Out;

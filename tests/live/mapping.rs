@@ -4,6 +4,8 @@
 use std::fs;
 
 use crate::kafka::{Broker, Rec};
+use crate::parked::{parked, wait_parked};
+use crate::poison::halting;
 use crate::postgres::{Cluster, Pg, Sql};
 use crate::proc::{self, eventually};
 use crate::refusals::says;
@@ -295,9 +297,51 @@ fn the_time_of_sending_is_to_be_had_too() {
 }
 
 #[test]
-fn a_partition_that_the_topic_has_not_halts_in_front_of_the_row() {
+fn a_partition_that_the_topic_has_not_is_parked_with_its_key() {
     let (stage, sql) = bare(
         Stage::shared(Pg::V15),
+        "id int, k text, p text, part bigint",
+        "partition = 'part'\n",
+    );
+    let put = |n: usize, key: &str, part: &str| {
+        sql.run(&format!("insert into o values ({n}, '{key}', 'p', {part})"));
+    };
+    // Some of them before the topic is known, some when it is.
+    put(0, "order-1", "5");
+    put(1, "order-1", "6");
+    let mut relay = stage.run();
+    wait_parked(&stage, &sql, 1);
+    put(2, "order-1", "0");
+    put(3, "order-2", "-1");
+    put(4, "order-3", "1");
+    stage.wait_confirmed(MINUTE);
+    relay.stop();
+    let records = stage.broker.read_all(&stage.topic("t"));
+    let mut at: Vec<_> = records
+        .iter()
+        .map(|r| (r.key_text(), r.partition))
+        .collect();
+    at.sort();
+    assert_eq!(at, [("order-1".to_owned(), 5), ("order-3".to_owned(), 1)]);
+    let letters = parked(&sql);
+    let told: Vec<_> = letters
+        .iter()
+        .map(|letter| (letter.id.as_str(), letter.reason.as_str()))
+        .collect();
+    assert_eq!(told, [("1", "refused"), ("2", "behind"), ("3", "refused")]);
+    for word in ["column part", "partition 6", "has 6 (0 to 5)"] {
+        assert!(letters[0].message.contains(word), "{letters:?}");
+    }
+    assert!(letters[2].message.contains("partition -1"), "{letters:?}");
+    // What its column asked for is kept.
+    let asked = "select partition from walrelay.dead_letter where event_id = '1'";
+    assert_eq!(sql.one(asked), "6");
+}
+
+#[test]
+fn a_partition_that_the_topic_has_not_halts_in_front_of_the_row() {
+    let (stage, sql) = bare(
+        halting(Pg::V15),
         "id int, k text, p text, part bigint",
         "partition = 'part'\n",
     );
@@ -322,7 +366,7 @@ fn a_partition_that_the_topic_has_not_halts_in_front_of_the_row() {
 
     // Without the column the row passes, alone and first; then one is refused whose topic is known.
     let (stage, sql) = bare(
-        Stage::shared(Pg::V15),
+        halting(Pg::V15),
         "id int, k text, p text, part bigint",
         "partition = 'part'\n",
     );
@@ -346,7 +390,7 @@ fn a_partition_that_the_topic_has_not_halts_in_front_of_the_row() {
 
 #[test]
 fn payloads_of_each_type_and_headers_that_are_null_or_no_object() {
-    let mut stage = Stage::shared(Pg::V18);
+    let mut stage = halting(Pg::V18);
     maps(
         &mut stage,
         "o",

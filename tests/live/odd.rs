@@ -9,6 +9,7 @@ use rustix::process::Signal;
 use crate::check::{Committed, check};
 use crate::kafka::{Broker, Rec};
 use crate::load::{Load, Plan, Shape};
+use crate::poison::halting;
 use crate::postgres::{Cluster, Pg, Sql};
 use crate::proc::{self, eventually};
 use crate::relay::{Relay, run_to_end};
@@ -125,7 +126,7 @@ fn a_row_beyond_the_frame_limit_halts_within_bounded_memory() {
 
 #[test]
 fn headers_that_are_no_object_halt_at_their_row() {
-    let stage = Stage::shared(Pg::V15);
+    let stage = halting(Pg::V15);
     let sql = stage.init();
     ins(&sql, "good", "'{}'");
     sql.run(

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use crate::kafka::Broker;
+use crate::poison::halting;
 use crate::postgres::{Cluster, Pg};
 use crate::proc;
 use crate::relay::{Ended, Relay, run_to_end};
@@ -375,6 +375,7 @@ fn an_absent_topic_is_named_and_waited_for() {
     relay.stop();
     assert_eq!(stage.broker.count(&typo), 1);
     assert_eq!(stage.broker.count(&stage.topic("t")), 2);
+    assert_eq!(sql.one("select count(*) from walrelay.dead_letter"), "0");
 }
 
 #[test]
@@ -394,7 +395,7 @@ fn create_topics_makes_what_is_missing() {
 
 #[test]
 fn a_null_key_halts_at_its_row() {
-    let stage = Stage::on(Cluster::shared(Pg::V18), Broker::shared());
+    let stage = halting(Pg::V18);
     let sql = stage.init();
     sql.run("alter table outbox alter column aggregate_id drop not null");
     sql.run(

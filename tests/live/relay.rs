@@ -27,18 +27,24 @@ impl Ended {
     }
 }
 
+/// The relay of this build.
+pub const OWN: &str = env!("CARGO_BIN_EXE_walrelay");
+
 pub fn binary(args: &[&str]) -> Command {
     binary_under(&[], args)
 }
 
 /// The same, started by a program that is given the relay's command line behind its own.
 pub fn binary_under(wrapper: &[String], args: &[&str]) -> Command {
-    let relay = env!("CARGO_BIN_EXE_walrelay");
-    let program = wrapper.first().map_or(relay, String::as_str);
+    let Some((first, rest)) = wrapper.split_first() else {
+        return program(OWN, args);
+    };
+    let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
+    program(first, &[&rest[..], &[OWN], args].concat())
+}
+
+fn program(program: &str, args: &[&str]) -> Command {
     let mut command = proc::command(program, RunAs::Me, AtParentDeath::Kill);
-    if let Some((_, rest)) = wrapper.split_first() {
-        command.args(rest).arg(relay);
-    }
     command.args(args);
     // What the caller's shell says about databases must not reach the relay under test.
     for (name, _) in std::env::vars_os() {
@@ -52,9 +58,14 @@ pub fn binary_under(wrapper: &[String], args: &[&str]) -> Command {
 
 /// Runs a command to its end (`init`, a refused `run`), at most until `deadline`.
 pub fn run_to_end(args: &[&str], env: &[(&str, &str)], deadline: Duration) -> Ended {
+    run_program(OWN, args, env, deadline)
+}
+
+/// The same of another build.
+pub fn run_program(path: &str, args: &[&str], env: &[(&str, &str)], deadline: Duration) -> Ended {
     let dir = proc::dir("command");
     let (out, err) = (dir.join("out"), dir.join("err"));
-    let mut command = binary(args);
+    let mut command = program(path, args);
     command
         .envs(env.iter().copied())
         .current_dir(&dir)
@@ -116,9 +127,17 @@ impl Relay {
     }
 
     pub fn start_under(wrapper: &[String], args: &[&str], env: &[(&str, &str)]) -> Relay {
+        Relay::started(binary_under(wrapper, args), env)
+    }
+
+    /// Of another build.
+    pub fn start_program(path: &str, args: &[&str], env: &[(&str, &str)]) -> Relay {
+        Relay::started(program(path, args), env)
+    }
+
+    fn started(mut command: Command, env: &[(&str, &str)]) -> Relay {
         let dir = proc::dir("relay");
         let log = dir.join("log");
-        let mut command = binary_under(wrapper, args);
         command.envs(env.iter().copied()).current_dir(&dir);
         Relay {
             process: Proc::start(command, &log),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::kafka::{Broker, Rec};
+use crate::poison::halting;
 use crate::postgres::{Cluster, Pg, Sql};
 use crate::stage::{MINUTE, Stage};
 
@@ -240,7 +241,7 @@ fn r12_a_row_cannot_forge_the_dedupe_key() {
 /// Exit 4 at a row whose topic has no legal name: the row before it is delivered and confirmed,
 /// the one behind it is not sent, and a restart says the same.
 fn halts_at_topic(template: Option<&str>, aggregate_type: &str, topic: &str) {
-    let mut stage = Stage::shared(Pg::V15);
+    let mut stage = halting(Pg::V15);
     stage.template = template.map(str::to_owned);
     let good = format!("good-{}", stage.prefix);
     let sql = stage.init();

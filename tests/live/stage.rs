@@ -185,7 +185,9 @@ impl<'a> Stage<'a> {
             });
     }
 
-    fn expect_relay(&self) {
+    /// Fails when the relay that was started last has ended by itself.
+    #[track_caller]
+    pub fn expect_relay(&self) {
         if let Some(pid) = self.last_relay.get() {
             assert!(!proc::ended_unnoticed(pid), "the relay ended by itself");
         }
@@ -209,6 +211,23 @@ impl<'a> Stage<'a> {
             *confirmed.borrow_mut() = row[0].clone().unwrap_or_default();
             (row[1].as_deref() == Some("t")).then_some(())
         });
+    }
+
+    /// `walrelay run` in the background, with a fault that is planned: see `src/fault.rs`.
+    pub fn run_with_fault(&self, fault: &str) -> Relay {
+        let args = self.run_line();
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let relay = Relay::start(&args, &[("WALRELAY_FAULT", fault)]);
+        self.last_relay.set(Some(relay.pid()));
+        relay
+    }
+
+    /// `walrelay dead-letters`.
+    pub fn dead_letters(&self, task: &[&str]) -> Ended {
+        let source = self.source();
+        let args = ["dead-letters"].into_iter().chain(task.iter().copied());
+        let args: Vec<&str> = args.chain(source.iter().map(String::as_str)).collect();
+        run_to_end(&args, &[], MINUTE)
     }
 
     /// All records of topic `t`, once there are at least `n`.

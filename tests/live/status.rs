@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::check_command::Said;
 use crate::kafka::Broker;
+use crate::poison::HALT;
 use crate::postgres::{Cluster, Pg, Sql, Stop};
 use crate::proc::{self, eventually};
 use crate::refusals::{Holder, says};
@@ -269,7 +270,8 @@ fn a_monitor_without_rights_of_its_own_is_told_what_it_may_see() {
 
 #[test]
 fn an_event_that_stopped_the_relay_is_4_with_its_id() {
-    let (stage, address) = with_http(Pg::V18);
+    let (mut stage, address) = with_http(Pg::V18);
+    stage.run_args.extend(HALT.map(str::to_owned));
     let sql = stage.init();
     sql.run(
         "alter table outbox alter column aggregate_id drop not null;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::poison::behind_another;
 use super::{
-    Class, Close, Ill, KafkaCode, Lead, Lsn, Machine, Moment, Notice, Order, PgTimestamp, Producer,
-    Purge, RECHECK_INTERVAL, REST_MAX, REST_MIN, Reopen, Report, STAMPLESS, Stamps, Stream, Ticket,
-    TopicState,
+    Class, Close, Ill, KafkaCode, Lead, Lsn, Machine, Moment, Notice, Order, PgTimestamp, Poisoned,
+    Producer, Purge, RECHECK_INTERVAL, REST_MAX, REST_MIN, Reopen, Report, STAMPLESS, Stamps,
+    Stream, Ticket, TopicState,
 };
 use crate::error::kafka;
 use crate::record::Record;
@@ -242,6 +242,7 @@ impl Machine {
     /// What the cluster says about a topic.
     pub fn on_topic(&mut self, name: &str, state: &TopicState, now: Moment) {
         let is_usable = self.topics.answer(name, state, now);
+        self.review_sizes(name);
         match state {
             TopicState::Present { partitions, .. } if is_usable => {
                 self.say(Notice::TopicPresent {
@@ -380,6 +381,11 @@ impl Machine {
     }
 
     fn send_released(&mut self, mut waiting: Waiting, now: Moment) {
+        // One that was released with it is halted at: this one comes again.
+        let is_behind_halt = |poisoned: &Poisoned| poisoned.ticket < waiting.ticket;
+        if self.poisoned.as_ref().is_some_and(is_behind_halt) {
+            return;
+        }
         // One that was released with it may have been parked, or is tried, since.
         if self.is_behind(&waiting) {
             self.park(waiting, behind_another());

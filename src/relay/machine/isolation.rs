@@ -1,5 +1,6 @@
 //! Events that are sent apart from all others: which, when, and what comes of it.
 
+use super::delivery::record_bytes;
 use super::{Class, KafkaCode, Lead, Machine, Moment, Notice, Order, REST_MIN, Ticket};
 use crate::dead_letter::{Reason, Why};
 use crate::error::kafka;
@@ -30,8 +31,29 @@ impl Machine {
         if !self.suspects.is_empty() && self.suspects.contains_key(&ticket) {
             return Some(Try::Suspect);
         }
-        let limit = self.topics.limit(topic)?;
-        (bytes + BATCH_OVERHEAD > limit).then_some(Try::Oversize)
+        self.is_over(topic, bytes).then_some(Try::Oversize)
+    }
+
+    /// Is a record of this size more than its topic takes, before it is compressed?
+    fn is_over(&self, topic: u16, bytes: usize) -> bool {
+        let limit = self.topics.limit(topic);
+        limit.is_some_and(|limit| bytes + BATCH_OVERHEAD > limit)
+    }
+
+    /// The cluster has told a topic's limit: what is sent alone for its size may share batches.
+    pub(super) fn review_sizes(&mut self, name: &str) {
+        if self.trial.is_empty() {
+            return;
+        }
+        let Some(topic) = self.topics.id(name) else {
+            return;
+        };
+        let Some(limit) = self.topics.limit(topic) else {
+            return;
+        };
+        self.trial.review(topic, |record| {
+            record_bytes(record) + BATCH_OVERHEAD > limit
+        });
     }
 
     pub(in crate::relay) fn try_apart(&mut self, waiting: Waiting, why: Try) {
@@ -209,6 +231,12 @@ impl Machine {
         match item.source {
             Source::Event(waiting) => {
                 self.suspects.remove(&waiting.ticket);
+                let bytes = record_bytes(&waiting.record);
+                if self.is_over(item.topic, bytes) && self.topics.may_ask_limit(item.topic, now) {
+                    // It packs well, or the limit is another by now.
+                    let name = self.topics.name(item.topic).to_owned();
+                    self.orders.push_back(Order::Lookup(name));
+                }
                 self.on_delivered(waiting.ticket, now);
                 if item.is_probe {
                     self.probe_passed(item.topic);
@@ -239,7 +267,7 @@ impl Machine {
             self.trial.push(item);
             return;
         }
-        let why = refusal(code, &item);
+        let why = refusal(code, &item, self.topics.limit(item.topic));
         match item.source {
             Source::Letter { index, .. } => self.letter_failed(index, why),
             Source::Event(waiting) => {
@@ -270,24 +298,36 @@ impl Machine {
         }
         self.gate = None;
         self.release_due = true;
+        self.clear_halted();
+        self.rest = REST_MIN;
+    }
+
+    pub(super) fn is_halted(&self, event_id: &[u8]) -> bool {
+        let halted = self.halted.as_ref();
+        halted.is_some_and(|halted| halted.event_id.as_bytes() == event_id)
+    }
+
+    pub(super) fn clear_halted(&mut self) {
         if let Some(halted) = self.halted.take() {
             self.say(Notice::HaltedEventPassed(halted.event_id));
             self.orders.push_back(Order::ClearHalted);
         }
-        self.rest = REST_MIN;
     }
 }
 
-fn refusal(code: KafkaCode, item: &Item) -> Why {
+fn refusal(code: KafkaCode, item: &Item, limit: Option<usize>) -> Why {
     let entry = kafka::entry(code);
     let record = item.record();
     let (reason, what) = match code.0 {
         10 | 18 => (
             Reason::TooLarge,
             format!(
-                " (key and value of {} bytes, topic {})",
+                " (key and value of {} bytes, topic {}{})",
                 record.size().content,
-                record.topic
+                record.topic,
+                limit.map_or(String::new(), |limit| format!(
+                    " takes {limit} bytes, compressed"
+                )),
             ),
         ),
         17 => (Reason::InvalidTopic, String::new()),

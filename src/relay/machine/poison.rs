@@ -42,6 +42,8 @@ pub(super) struct Parking {
     rests_until: Moment,
     /// Why nothing can be written.
     pub(super) trouble: Option<Ill>,
+    /// The event at which an earlier run halted, where it is among them.
+    halted: Option<Ticket>,
     looked_at: Moment,
 }
 
@@ -154,6 +156,9 @@ impl Machine {
             self.retry.parks(key);
         }
         let ticket = waiting.ticket;
+        if self.is_halted(&waiting.origin.event_id) {
+            self.parking.halted = Some(ticket);
+        }
         let letter = waiting.into_letter(why, is_retried);
         self.parking.queue.push_back((ticket, letter));
         if is_new && (self.held.has_key(hash) || self.trial.has_key(hash)) {
@@ -402,6 +407,10 @@ impl Machine {
             self.parking.done_with(key.as_ref());
             self.ledger.delivered(ticket);
             self.passed_gate(ticket);
+            if self.parking.halted == Some(ticket) {
+                self.parking.halted = None;
+                self.clear_halted();
+            }
         }
         self.ledger.settle();
         self.progress_at = now;

@@ -140,7 +140,7 @@ impl Machine {
         self.retry.open = (0..letters.len()).collect();
         self.retry.batch = letters;
         for index in 0..self.retry.batch.len() {
-            self.try_letter(index);
+            self.try_letter(index, now);
         }
         self.advance(now);
     }
@@ -153,7 +153,7 @@ impl Machine {
         self.advance(now);
     }
 
-    fn try_letter(&mut self, index: usize) {
+    fn try_letter(&mut self, index: usize, now: Moment) {
         if !self.retry.open.contains(&index) {
             return;
         }
@@ -167,7 +167,10 @@ impl Machine {
         let record = letter.record.clone();
         let why = letter.why.clone();
         match self.topics.id(&name).filter(|_| is_record) {
-            Some(topic) => self.trial.push(Item::letter(index, record, topic, key)),
+            Some(topic) => {
+                self.topics.ask_anew(topic, now);
+                self.trial.push(Item::letter(index, record, topic, key));
+            }
             None => self.letter_failed(index, why),
         }
     }

@@ -173,7 +173,7 @@ fn kills_while_leaders_move_repeat_nothing() {
 
 #[test]
 fn late_writes_of_a_killed_relay_repeat_nothing() {
-    kills_while_the_broker_is_frozen(&Broker::start(), 2).assert_exactly_once();
+    kills_while_the_broker_is_frozen(&Broker::to_be_frozen(), 2).assert_exactly_once();
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn soak_a_hundred_kills_while_leaders_move_repeat_nothing() {
 #[test]
 #[ignore = "ten minutes: make soak"]
 fn soak_late_writes_repeat_nothing() {
-    kills_while_the_broker_is_frozen(&Broker::start(), 30).assert_exactly_once();
+    kills_while_the_broker_is_frozen(&Broker::to_be_frozen(), 30).assert_exactly_once();
 }
 
 #[test]

@@ -284,7 +284,7 @@ fn a_broker_that_is_away_is_said_to_be_at_once() {
 // What a producer that is gone had put into the socket of a broker that did not move.
 #[test]
 fn late_writes_of_a_dead_producer_are_in_the_tail() {
-    let broker = Broker::start();
+    let broker = Broker::to_be_frozen();
     let name = topic();
     broker.create_topic(&name, 6);
     let idempotent = [("enable.idempotence", "true"), ("linger.ms", "1")];

@@ -80,6 +80,10 @@ impl Held {
         self.queue.is_empty()
     }
 
+    pub fn waiting(&self) -> impl Iterator<Item = &Waiting> {
+        self.queue.iter()
+    }
+
     /// Must an event of this key wait because an earlier one does?
     #[must_use]
     pub fn has_key(&self, key: u64) -> bool {

@@ -3,6 +3,7 @@
 use super::{Machine, Moment, Notice, Order, Ticket};
 use crate::relay::mapping::Part;
 use crate::relay::tails::TailNews;
+use crate::relay::trial::Source;
 use crate::tail::TailAnswer;
 
 impl Machine {
@@ -18,6 +19,31 @@ impl Machine {
             self.tails.stop();
         } else {
             self.tails.start();
+            self.ask_for_waiting();
+        }
+    }
+
+    /// What waits here already is not read again: its topics are asked for now, or it would wait for
+    /// an answer that nobody wants.
+    fn ask_for_waiting(&mut self) {
+        let tried = self.trial.waiting().chain(self.trial.out());
+        let tried = tried.filter_map(|item| match &item.source {
+            Source::Event(waiting) => Some(&**waiting),
+            Source::Letter { .. } => None,
+        });
+        let mut waiting: Vec<_> = self
+            .held
+            .waiting()
+            .chain(tried)
+            .map(|waiting| {
+                let origin = &waiting.origin;
+                let at = origin.position.commit_lsn;
+                (waiting.ticket, waiting.topic, at, origin.commit_time)
+            })
+            .collect();
+        waiting.sort_unstable_by_key(|(ticket, ..)| *ticket);
+        for (_, topic, at, time) in waiting {
+            let _ = self.tails.is_ready(topic, at, time);
         }
     }
 

@@ -97,6 +97,15 @@ impl Item {
         }
     }
 
+    /// Its number in the batch that is being retried.
+    #[must_use]
+    pub fn letter_index(&self) -> Option<usize> {
+        match &self.source {
+            Source::Event(_) => None,
+            Source::Letter { index, .. } => Some(*index),
+        }
+    }
+
     /// Items of one key stand in this order.
     fn order(&self) -> (bool, usize) {
         match &self.source {

@@ -232,7 +232,11 @@ impl Machine {
         self.parked.give_up_retry(&key);
         let batch = &self.retry.batch;
         let is_of_it = |index: usize| batch[index].letter.key.as_ref() == Some(&key);
-        self.retry.open.retain(|index| !is_of_it(*index));
+        // One that is with the producer may be delivered, and then has to be settled.
+        let out: HashSet<usize> = self.trial.out().filter_map(Item::letter_index).collect();
+        self.retry
+            .open
+            .retain(|index| !is_of_it(*index) || out.contains(index));
         self.trial.take(|item| match &item.source {
             Source::Letter { index, .. } => is_of_it(*index),
             Source::Event(_) => false,

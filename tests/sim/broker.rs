@@ -102,6 +102,8 @@ pub struct Broker {
     /// May tails be read, and how many records of them?
     pub may_read: bool,
     pub tail_max: usize,
+    /// For so long the ends of a topic are watched: a dead producer's requests may be on their way.
+    pub settling: Duration,
     next_id: u32,
 }
 
@@ -117,6 +119,7 @@ impl Broker {
             refusing: BTreeMap::new(),
             may_read: true,
             tail_max: usize::MAX,
+            settling: Duration::from_millis(600),
             next_id: 1,
         }
     }

@@ -142,6 +142,8 @@ pub struct Postgres {
     pub ids: u64,
     /// Of 1,000 rows, so many name a topic that can be none.
     pub illegal: u64,
+    /// A dead client's session ends within so many milliseconds.
+    pub death_max: u64,
     /// Of 1,000 statements about dead letters, so many fail: the disk is full.
     pub write_fails: u64,
     /// The highest position that each process has reported in this life of the log.
@@ -177,6 +179,7 @@ impl Postgres {
             lock: None,
             ids: 6,
             illegal: 0,
+            death_max: 60,
             write_fails: 0,
             reported: BTreeMap::new(),
             next_id: 100,

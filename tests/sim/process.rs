@@ -732,7 +732,7 @@ impl Process {
         let sides = env.pg.sides.iter().filter(|(_, s)| s.proc == id);
         let sides: Vec<SideId> = sides.map(|(id, _)| *id).collect();
         for side in sides {
-            let pause = env.ctx.rng.millis(0, 60);
+            let pause = env.ctx.rng.millis(0, env.pg.death_max);
             env.ctx.after(pause, Event::SideGone(side));
         }
     }
@@ -757,7 +757,7 @@ fn close_session(id: SessionId, env: &mut Env) {
     if env.pg.is_over(id) && env.pg.active != Some(id) {
         env.pg.sessions.remove(&id);
     } else {
-        let pause = env.ctx.rng.millis(0, 40);
+        let pause = env.ctx.rng.millis(0, env.pg.death_max);
         env.ctx.after(pause, Event::SessionGone(id));
     }
 }

@@ -116,6 +116,10 @@ pub struct World {
     hand_pause: u64,
     /// Dead letters stay where they are, in the end.
     is_left_parked: bool,
+    /// Crash follows on crash, and a new process on each at once.
+    is_storm: bool,
+    /// More than the breaker lets be parked.
+    has_many_keys: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -124,6 +128,11 @@ struct Limits {
     bytes: usize,
     span: usize,
     stall: Duration,
+}
+
+/// Where crashes are counted by the million, most lives are made of them.
+fn env_is_soak() -> bool {
+    std::env::var_os("SIM_CRASHES").is_some()
 }
 
 pub struct Outcome {
@@ -212,7 +221,27 @@ impl World {
             grace: Duration::from_secs(600),
             hand_pause: 3_000,
             is_left_parked: false,
+            is_storm: false,
+            has_many_keys: false,
         }
+    }
+
+    /// A life of crashes and little else: hundreds of them.
+    fn storm(&mut self) {
+        self.is_storm = true;
+        self.faults = vec![
+            Fault::KillAtBoundary,
+            Fault::KillAtBoundary,
+            Fault::KillAtBoundary,
+            Fault::Kill,
+            Fault::SaveSlot,
+        ];
+        let more = [Fault::CutStream, Fault::Poison, Fault::StopImmediate];
+        let rng = &mut self.env.ctx.rng;
+        self.faults
+            .extend(more.iter().filter(|_| rng.permille(300)));
+        self.env.broker.settling = Duration::from_millis(30);
+        self.env.pg.death_max = 15;
     }
 
     /// What becomes of what cannot be published, and who looks after it.
@@ -225,9 +254,10 @@ impl World {
             if rng.permille(400) {
                 self.grace = rng.millis(1_000, 8_000);
             }
-            if rng.permille(100) {
+            if rng.permille(100) && !self.is_storm {
                 env.pg.ids = 250;
-                self.faults.push(Fault::BadDeploy);
+                self.faults.extend([Fault::BadDeploy; 3]);
+                self.has_many_keys = true;
             }
             if rng.permille(150) {
                 env.pg.illegal = 10;
@@ -254,6 +284,10 @@ impl World {
     }
 
     fn go(&mut self) {
+        let storms = if env_is_soak() { 950 } else { 60 };
+        if self.env.ctx.rng.permille(storms) {
+            self.storm();
+        }
         self.choose_policies();
         let ctx = &mut self.env.ctx;
         self.calm_at += ctx.now;
@@ -261,6 +295,15 @@ impl World {
         self.fault_pause = *ctx.rng.pick(&[300, 1_000, 3_000]);
         self.write_pause = *ctx.rng.pick(&[5, 20, 100, 400]);
         self.rows_max = *ctx.rng.pick(&[1, 3, 12, 40]);
+        if self.has_many_keys {
+            self.write_pause = 20;
+            self.rows_max = 12;
+        }
+        if self.is_storm {
+            self.fault_pause = *ctx.rng.pick(&[40, 100, 250]);
+            self.write_pause = *ctx.rng.pick(&[50, 200]);
+            self.rows_max = *ctx.rng.pick(&[1, 3]);
+        }
         let is_halting = self.on_poison == OnPoison::Halt;
         let rate = if is_halting { 100 } else { 400 };
         self.has_bad_row =
@@ -669,7 +712,8 @@ impl World {
         self.env.ctx.reach("killed");
         let instance = self.procs[&id].instance;
         self.remove(id);
-        let pause = self.env.ctx.rng.millis(50, 8_000);
+        let longest = if self.is_storm { 90 } else { 8_000 };
+        let pause = self.env.ctx.rng.millis(20, longest);
         self.env.ctx.after(pause, Event::Start(instance));
     }
 

@@ -19,8 +19,6 @@ use crate::world::Event;
 pub const RETRY_ROWS: usize = 200;
 /// How long a statement waits for a server that the network hides.
 const UNANSWERED: Duration = Duration::from_secs(10);
-/// The ends of a topic are watched for as long as a dead producer's requests may be on their way.
-const SETTLING: Duration = Duration::from_millis(600);
 
 /// A statement about dead letters.
 #[derive(Clone, Debug)]
@@ -247,7 +245,7 @@ impl Process {
         since: PgTimestamp,
         env: &mut Env,
     ) {
-        let at = env.ctx.now + SETTLING;
+        let at = env.ctx.now + env.broker.settling;
         let step = Step::ReadTail { topic, since };
         env.ctx.at(at, Event::Job(self.id, job, step));
     }

@@ -6,8 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::kafka::Broker;
@@ -236,37 +235,35 @@ fn survive(plan: &Plan) {
     let mut chance = Chance(plan.seed);
     let victims = victims(plan.kills, &mut chance);
     let mut kills: BTreeMap<Victim, usize> = BTreeMap::new();
-    let (postgres_is_up, broker_is_up) = (AtomicBool::new(true), AtomicBool::new(true));
     let began = Instant::now();
     thread::scope(|scope| {
+        let mut starting: BTreeMap<Victim, ScopedJoinHandle<'_, ()>> = BTreeMap::new();
         for victim in victims {
             let until = Instant::now() + chance.up_to(plan.pause);
-            let server = match victim {
-                Victim::Postgres => Some((&postgres_is_up, chance.up_to(Duration::from_secs(1)))),
-                Victim::Broker => Some((&broker_is_up, chance.up_to(Duration::from_secs(1)))),
-                _ => None,
-            };
             // Only what runs can be killed.
-            while Instant::now() < until
-                || server.is_some_and(|(is_up, _)| !is_up.load(Ordering::SeqCst))
-            {
+            let starts = |server: &ScopedJoinHandle<'_, ()>| !server.is_finished();
+            while Instant::now() < until || starting.get(&victim).is_some_and(starts) {
                 cast.supervise();
                 thread::sleep(LOOK_EVERY);
             }
+            if let Some(server) = starting.remove(&victim) {
+                server.join().expect("it starts again");
+            }
             cast.kill(victim, &mut chance);
             *kills.entry(victim).or_default() += 1;
-            if let Some((is_up, outage)) = server {
-                is_up.store(false, Ordering::SeqCst);
+            if matches!(victim, Victim::Postgres | Victim::Broker) {
+                let outage = chance.up_to(Duration::from_secs(1));
                 let (cluster, broker) = (&cluster, &broker);
-                scope.spawn(move || {
+                let server = scope.spawn(move || {
                     // The outage is the fault.
                     thread::sleep(outage);
-                    match victim {
-                        Victim::Postgres => cluster.up(),
-                        _ => broker.up(),
+                    if victim == Victim::Postgres {
+                        cluster.up();
+                    } else {
+                        broker.up();
                     }
-                    is_up.store(true, Ordering::SeqCst);
                 });
+                starting.insert(victim, server);
             }
         }
     });

@@ -159,21 +159,22 @@ impl Job {
 
     /// A server that dies is waited for; what was committed then, only the table knows.
     fn trade(&self, till: i64, between: Duration) {
+        let (first, last) = (till * TILL, (till + 1) * TILL - 1);
+        let highest = format!(
+            "select coalesce(max(id), {first} - 1) from payment where id between {first} and {last}"
+        );
         let mut due = Instant::now();
         loop {
+            // A server that is away refuses at once.
+            thread::sleep(Duration::from_millis(20));
             let Ok(sql) = Sql::try_connect(self.port, &self.source, "postgres") else {
-                thread::sleep(Duration::from_millis(20));
                 continue;
             };
-            let last = sql.try_rows(&format!(
-                "select coalesce(max(id), {first} - 1) from payment
-                 where id between {first} and {first} + {TILL} - 1",
-                first = till * TILL
-            ));
-            let last = last.ok().and_then(|rows| rows[0][0].clone());
-            let Some(mut id) = last.and_then(|id| id.parse::<i64>().ok()) else {
+            let Ok(rows) = sql.try_rows(&highest) else {
                 continue;
             };
+            let id = rows[0][0].as_deref().and_then(|id| id.parse::<i64>().ok());
+            let mut id = id.expect("a number");
             while {
                 id += 1;
                 self.pay(&sql, &Payment::numbered(id)).is_ok()

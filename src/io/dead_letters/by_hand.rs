@@ -182,10 +182,11 @@ async fn keys(client: &Client, table_oid: u32, asked: &ListLetters) -> Result<Ve
         "select {columns}, k.events, k.is_retried from ( \
            select d.key_hash, case when d.key_hash is null then d.id end as lone, \
            pg_catalog.count(*) as events, pg_catalog.min(d.parked_at) as since, \
+           pg_catalog.min(d.id) as first_id, \
            pg_catalog.bool_or(d.retry_requested_at is not null) as is_retried \
            from walrelay.dead_letter d where d.table_oid = $1 and d.status = 'parked' \
            group by 1, 2 having $2::text is null or pg_catalog.bool_or(d.topic = $2) \
-           order by since {direction}, 1, 2 limit $3) k \
+           order by since {direction}, first_id {direction} limit $3) k \
          join walrelay.dead_letter h on h.id = coalesce(k.lone, ( \
            select d.id from walrelay.dead_letter d where d.table_oid = $1 \
            and d.status = 'parked' and d.key_hash = k.key_hash \

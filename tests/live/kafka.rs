@@ -224,7 +224,7 @@ impl Broker {
     pub fn wait_until_it_serves(&self, said: usize) {
         let mut server = self.server();
         let running = server.as_mut().expect("it was launched");
-        eventually(Duration::from_secs(90), "Kafka starts", || {
+        eventually(Duration::from_secs(240), "Kafka starts", || {
             assert!(
                 running.ended().is_none(),
                 "Kafka ended while starting:\n{}",

@@ -458,8 +458,13 @@ impl Machine {
     pub(super) fn no_partition(&self, error: &NoPartition) -> Why {
         let column = self.settings.mapping.columns.get(Part::Partition);
         let column = column.unwrap_or("partition");
+        // Some topic may have it some day, unless its number can be none.
+        let reason = match i32::try_from(error.asked) {
+            Ok(0..) => Reason::Refused,
+            Ok(_) | Err(_) => Reason::MalformedRow,
+        };
         Why {
-            reason: Reason::Refused,
+            reason,
             code: None,
             message: format!("column {column}: {error}"),
         }

@@ -298,8 +298,17 @@ fn the_time_of_sending_is_to_be_had_too() {
 
 #[test]
 fn a_partition_that_the_topic_has_not_is_parked_with_its_key() {
+    let mut shared = Stage::shared(Pg::V15);
+    // It is to be seen soon that the topic has grown.
+    shared.run_args = [
+        "topic.metadata.refresh.interval.ms=1000",
+        "statistics.interval.ms=500",
+    ]
+    .iter()
+    .flat_map(|property| ["--kafka".to_owned(), (*property).to_owned()])
+    .collect();
     let (stage, sql) = bare(
-        Stage::shared(Pg::V15),
+        shared,
         "id int, k text, p text, part bigint",
         "partition = 'part'\n",
     );
@@ -314,8 +323,8 @@ fn a_partition_that_the_topic_has_not_is_parked_with_its_key() {
     put(2, "order-1", "0");
     put(3, "order-2", "-1");
     put(4, "order-3", "1");
+    put(5, "order-4", "3000000000");
     stage.wait_confirmed(MINUTE);
-    relay.stop();
     let records = stage.broker.read_all(&stage.topic("t"));
     let mut at: Vec<_> = records
         .iter()
@@ -328,7 +337,15 @@ fn a_partition_that_the_topic_has_not_is_parked_with_its_key() {
         .iter()
         .map(|letter| (letter.id.as_str(), letter.reason.as_str()))
         .collect();
-    assert_eq!(told, [("1", "refused"), ("2", "behind"), ("3", "refused")]);
+    assert_eq!(
+        told,
+        [
+            ("1", "refused"),
+            ("2", "behind"),
+            ("3", "malformed_row"),
+            ("5", "malformed_row")
+        ]
+    );
     for word in ["column part", "partition 6", "has 6 (0 to 5)"] {
         assert!(letters[0].message.contains(word), "{letters:?}");
     }
@@ -336,6 +353,33 @@ fn a_partition_that_the_topic_has_not_is_parked_with_its_key() {
     // What its column asked for is kept.
     let asked = "select partition from walrelay.dead_letter where event_id = '1'";
     assert_eq!(sql.one(asked), "6");
+    // None of them is ever sent to another partition.
+    stage.dead_letters(&["retry", "--all"]).expect_code(0);
+    eventually(MINUTE, "all retries have failed", || {
+        let failed = "select count(*) from walrelay.dead_letter
+                      where attempts = 1 and retry_requested_at is null";
+        (sql.one(failed) == "3").then_some(())
+    });
+    assert_eq!(stage.broker.count(&stage.topic("t")), 2);
+    stage.broker.add_partitions(&stage.topic("t"), 7);
+    relay.wait_for_text("7 partitions", MINUTE);
+    stage
+        .dead_letters(&["retry", "--key", "order-1"])
+        .expect_code(0);
+    stage.wait_count("t", 4, MINUTE);
+    relay.stop();
+    let records = stage.broker.read_all(&stage.topic("t"));
+    let mut at: Vec<_> = records
+        .iter()
+        .map(|r| (r.event_id(), r.partition))
+        .collect();
+    at.sort();
+    let expected = [("0", 5), ("1", 6), ("2", 0), ("4", 1)];
+    assert_eq!(
+        at,
+        expected.map(|(id, partition)| (id.to_owned(), partition))
+    );
+    assert_eq!(parked(&sql).len(), 2);
 }
 
 #[test]

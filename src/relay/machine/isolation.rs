@@ -73,6 +73,7 @@ impl Machine {
             return;
         }
         self.pass_over_tried(now);
+        self.fail_misplaced(now);
         let bounds = Bounds {
             at_risk: self.ledger.at_risk(),
             delivered_below: self.ledger.delivered_below(),
@@ -90,8 +91,7 @@ impl Machine {
                 return None;
             }
             let record = item.record();
-            // One that has no such partition is found out when it is sent.
-            Some(route::choose(item.asked, &record.key, &record.topic, partitions).unwrap_or(-1))
+            route::choose(item.asked, &record.key, &record.topic, partitions).ok()
         });
         if sent == 0 {
             return;
@@ -101,8 +101,8 @@ impl Machine {
         for (number, item) in self.trial.out().enumerate() {
             let partitions = self.topics.partitions_anyway(item.topic).unwrap_or(0);
             let mut record = item.record().clone();
-            record.partition =
-                route::choose(item.asked, &record.key, &record.topic, partitions).unwrap_or(-1);
+            record.partition = route::choose(item.asked, &record.key, &record.topic, partitions)
+                .expect("else it had not been chosen for the group");
             let committed = match &item.source {
                 Source::Event(waiting) => waiting.origin.commit_time,
                 Source::Letter { .. } => self.sent_at,
@@ -113,6 +113,31 @@ impl Machine {
             orders.push(Order::Try(Ticket(number), record));
         }
         self.orders.extend(orders);
+    }
+
+    /// What asks for a partition that its topic has not is sent to no other.
+    fn fail_misplaced(&mut self, now: Moment) {
+        let topics = &self.topics;
+        let place = |item: &Item| {
+            let partitions = topics.partitions_anyway(item.topic)?;
+            let record = item.record();
+            route::choose(item.asked, &record.key, &record.topic, partitions).err()
+        };
+        if !self.trial.waiting().any(|item| place(item).is_some()) {
+            return;
+        }
+        let mut errors = Vec::new();
+        let misplaced = self.trial.take(|item| {
+            let error = place(item);
+            let is_misplaced = error.is_some();
+            errors.extend(error);
+            is_misplaced
+        });
+        self.release_due = true;
+        for (item, error) in misplaced.into_iter().zip(errors) {
+            let why = self.no_partition(&error);
+            self.failed_alone(item, why, now);
+        }
     }
 
     /// What a dead producer had delivered before, tails read meanwhile say.
@@ -268,6 +293,11 @@ impl Machine {
             return;
         }
         let why = refusal(code, &item, self.topics.limit(item.topic));
+        self.failed_alone(item, why, now);
+    }
+
+    /// An item can never be published as it is.
+    fn failed_alone(&mut self, item: Item, why: Why, now: Moment) {
         match item.source {
             Source::Letter { index, .. } => self.letter_failed(index, why),
             Source::Event(waiting) => {

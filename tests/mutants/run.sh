@@ -6,20 +6,25 @@ here=$(cd "$(dirname "$0")" && pwd)
 tree=$(cd "$here/../.." && pwd)
 work=${MUTANTS_DIR:-${CARGO_TARGET_DIR:-$tree/target}/mutants}
 export CARGO_TARGET_DIR="$work/target" CARGO_INCREMENTAL=1
-export SIM_BUDGET_SECS="${SIM_BUDGET_SECS:-0}"
+export SIM_BUDGET_SECS="${SIM_BUDGET_SECS:-0}" SIM_SEEDS="${SIM_SEEDS:-150}"
 mkdir -p "$work"
 [ $# -gt 0 ] || set -- $(cd "$here" && ls -- *.mutant | sed 's/\.mutant$//')
 
-build_and_test() {
-    # A build that fails is no catch.
-    cargo test --release --lib --test sim --no-run --quiet >"$work/log" 2>&1 || return 2
-    cargo test --release --lib --test sim --no-fail-fast --quiet >"$work/log" 2>&1
+# The simulation first: most are seen there, and what it does not see the unit tests may.
+# A build that fails is no catch.
+see() {
+    for tests in "--test sim" --lib; do
+        # shellcheck disable=SC2086
+        cargo test --release --quiet $tests --no-run >"$work/log" 2>&1 || return 2
+        # shellcheck disable=SC2086
+        cargo test --release --quiet $tests --no-fail-fast >"$work/log" 2>&1 || return 1
+    done
 }
 
 "$here/crate.sh" "$work/crate"
 cd "$work/crate"
 echo "without a mutant ..."
-build_and_test || { tail -40 "$work/log"; echo "the tests fail without any mutant"; exit 1; }
+see || { tail -40 "$work/log"; echo "the tests fail without any mutant"; exit 1; }
 
 survivors=0
 for name in "$@"; do
@@ -39,7 +44,7 @@ for name in "$@"; do
         open my $out, ">", $file or die $!; print $out $source;
     ' "$mutant" "$file"
     status=0
-    build_and_test || status=$?
+    see || status=$?
     case $status in
     0) printf '%-32s SURVIVES\n' "$name"; survivors=$((survivors + 1)) ;;
     2) tail -20 "$work/log"; echo "$name: does not build"; exit 1 ;;

@@ -2,7 +2,7 @@
 //! runs, on a fake Postgres and a fake Kafka, for as many random lives as the budget allows.
 //!
 //! `SIM_SEED=42` runs one life and prints its history when a promise is broken;
-//! `SIM_BUDGET_SECS=60` goes on for a minute, `SIM_CRASHES=1000000` until there were so many.
+//! `SIM_SEEDS=50` is content with so many lives, `SIM_BUDGET_SECS=60` goes on for a minute, `SIM_CRASHES=1000000` until there were so many.
 
 mod broker;
 mod checker;
@@ -179,13 +179,14 @@ fn env_number(name: &str) -> Option<u64> {
 fn live_all(first: u64, started: Instant) -> (u64, BTreeMap<&'static str, u64>) {
     let budget = Duration::from_secs(env_number("SIM_BUDGET_SECS").unwrap_or(BUDGET_DEFAULT));
     let crashes = env_number("SIM_CRASHES").unwrap_or(0);
+    let seeds = env_number("SIM_SEEDS").unwrap_or(SEEDS_MIN);
     let next = AtomicU64::new(first);
     let reached: Mutex<BTreeMap<&'static str, u64>> = Mutex::default();
     let is_broken = AtomicBool::new(false);
     let lock = || reached.lock().unwrap_or_else(PoisonError::into_inner);
     let is_enough = |seed: u64| {
         let crashed = lock().get(CRASH).copied().unwrap_or_default();
-        seed >= first + SEEDS_MIN && started.elapsed() >= budget && crashed >= crashes
+        seed >= first + seeds && started.elapsed() >= budget && crashed >= crashes
     };
     let work = || {
         while !is_broken.load(Ordering::Relaxed) && !is_enough(next.load(Ordering::Relaxed)) {
@@ -238,8 +239,8 @@ fn promises_hold_in_every_life() {
     eprintln_line(&format!(
         "{lives} lives from seed {first}, {crashes} crashes in {took:.0} s"
     ));
-    for what in REACHED {
-        assert!(reached.contains_key(what), "never came about: {what}");
+    for what in REACHED.iter().filter(|_| lives >= SEEDS_MIN) {
+        assert!(reached.contains_key(*what), "never came about: {what}");
     }
 }
 

@@ -156,6 +156,11 @@ impl Topics {
         }
     }
 
+    #[must_use]
+    pub fn is_tripped(&self, id: u16) -> bool {
+        self.list[usize::from(id)].is_tripped
+    }
+
     /// The topic's events are held.
     pub fn trip(&mut self, name: &str) {
         if let Some(id) = self.id(name) {

@@ -368,7 +368,11 @@ impl Machine {
         let (released, ran_out) = self.held.release(
             |waiting| {
                 let at = waiting.origin.position.commit_lsn;
-                topics.partitions(waiting.topic).is_some() && tails.is_read(waiting.topic, at)
+                // What can be no record waits for no topic, unless that is tripped.
+                let is_condemned = waiting.verdict.is_some() && !topics.is_tripped(waiting.topic);
+                is_condemned
+                    || (topics.partitions(waiting.topic).is_some()
+                        && tails.is_read(waiting.topic, at))
             },
             |waiting| trial.has_before(waiting.key, waiting.ticket),
             room,

@@ -114,7 +114,6 @@ pub async fn run_with(
             topics: config.mapping.constant_topic().into_iter().collect(),
             mapping: config.mapping,
             create_topics: config.kafka.create_topics,
-            on_poison: config.on_poison,
             kafka,
             process_id,
             wal_sender_timeout: WAL_SENDER_TIMEOUT,

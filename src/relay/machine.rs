@@ -362,10 +362,10 @@ impl Machine {
             && self.ending.as_ref().is_some_and(|e| e.commit_by.is_some())
     }
 
-    /// While Kafka says nothing about a topic, no more is held than could be in flight: an outage
+    /// While Kafka says nothing about a topic or its end, no more is held than could be in flight: an outage
     /// must not fill the memory that is meant for a missing topic.
     fn span_events_max(&self) -> usize {
-        if !self.held.is_empty() && self.topics.is_unanswered() {
+        if !self.held.is_empty() && (self.topics.is_unanswered() || self.tails.is_on()) {
             self.settings.in_flight_events_max
         } else {
             self.settings.span_events_max

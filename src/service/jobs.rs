@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio_postgres::Client;
 
-use crate::config::{CreateTopics, Database, Mapping, OnPoison, Source};
+use crate::config::{CreateTopics, Database, Mapping, Source};
 use crate::dead_letter::{DeadLetter, EventKey, Parked, Stored};
 use crate::error::{DbError, Failure};
 use crate::io::preflight::{self, NotReady};
@@ -39,7 +39,6 @@ pub struct Surroundings {
     /// Topics that are the same for every row.
     pub topics: Vec<String>,
     pub create_topics: Option<CreateTopics>,
-    pub on_poison: OnPoison,
     pub kafka: kafka::Settings,
     pub process_id: String,
     pub wal_sender_timeout: Duration,
@@ -231,13 +230,7 @@ async fn seek_over(
 
 /// Every requirement, once a session.
 async fn check(around: &Surroundings, client: &Client) -> Result<(), Seek> {
-    let ready = match preflight::before_run(client, &around.source, &around.mapping).await {
-        Ok(ready) => preflight::before_parking(client, &around.source, around.on_poison)
-            .await
-            .map(|()| ready),
-        refused => refused,
-    };
-    match ready {
+    match preflight::before_run(client, &around.source, &around.mapping).await {
         Ok(ready) => {
             let mut told = around.told.lock().unwrap_or_else(PoisonError::into_inner);
             for warning in ready.warnings {

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use crate::faults_postgres::{ends_exactly_once, more};
+use crate::faults_postgres::{STOP_MAX, ends_exactly_once, more};
 use crate::kafka::{Broker, Rec};
 use crate::load::{Load, Plan, Shape};
 use crate::postgres::{Cluster, Pg, Sql, Stop};
@@ -157,10 +157,7 @@ fn k11_two_minutes_without_a_broker_and_a_restart_of_postgres_cost_nothing() {
     broker.kill9();
     for_the_fault(Duration::from_secs(30));
     cluster.ask_to_stop(Stop::Fast);
-    assert!(
-        cluster.stopped_within(Duration::from_secs(9)),
-        "the stop hangs on us"
-    );
+    assert!(cluster.stopped_within(STOP_MAX), "the stop hangs on us");
     cluster.up();
     for_the_fault(Duration::from_secs(20));
     let early = relay.memory();

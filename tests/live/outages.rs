@@ -41,7 +41,7 @@ fn not_run(why: &str) {
 #[track_caller]
 fn names(address: &str, condition: &str) {
     let what = || format!("not ready for {condition}: {}", Ready::of(address).body);
-    eventually_says(MINUTE, what, || {
+    eventually_says(2 * MINUTE, what, || {
         (Ready::of(address).holds(condition) == Some(false)).then_some(())
     });
 }
@@ -267,7 +267,7 @@ fn a_postgres_that_is_out_of_disk_costs_nothing() {
     let load = Load::start(&stage.db, &Plan::new(2, Shape::Single).a_second(100));
     stage.wait_count("t", 100, MINUTE);
     disk.fill();
-    eventually(MINUTE, "writes are refused", || {
+    eventually(2 * MINUTE, "writes are refused", || {
         let grow = "create table if not exists g as select generate_series(1, 1000)";
         let refused = sql.try_run(grow).err()?;
         (refused.code()?.code() == "53100").then_some(())
@@ -280,7 +280,7 @@ fn a_postgres_that_is_out_of_disk_costs_nothing() {
     for_the_fault(Duration::from_secs(3));
     relay.assert_alive();
     // No room for WAL: the server gives up.
-    eventually(MINUTE, "the server ends", || {
+    eventually(2 * MINUTE, "the server ends", || {
         if let Ok(sql) = Sql::try_connect(cluster.port, "postgres", "postgres") {
             let _ = sql.try_run("select pg_switch_wal()");
         }

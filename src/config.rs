@@ -22,6 +22,7 @@ use std::time::Duration;
 use crate::cli::{self, Command};
 use crate::error::Failure;
 
+pub use crate::dead_letter::OnPoison;
 pub use crate::relay::mapping::{Clock, Columns, Mapping, Part};
 pub use crate::relay::route::Template;
 pub use database::{
@@ -157,15 +158,6 @@ pub struct RunConfig {
     pub on_poison: OnPoison,
     /// How long an absent topic is waited for before its keys are parked.
     pub topic_grace: Duration,
-}
-
-/// What becomes of an event that Kafka will never take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnPoison {
-    /// It goes to the dead-letter table, and so does what follows it of its key.
-    Park,
-    /// The relay ends with exit code 4.
-    Halt,
 }
 
 #[derive(Clone, Debug)]

@@ -6,6 +6,15 @@ use std::fmt;
 use crate::lsn::{Lsn, PgTimestamp, Xid};
 use crate::record::{KafkaCode, Record};
 
+/// What becomes of an event that Kafka will never take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnPoison {
+    /// It goes to the dead-letter table, and so does what follows it of its key.
+    Park,
+    /// The relay ends with exit code 4.
+    Halt,
+}
+
 /// Where an event stands: positions of one key are in commit order. The rows of one COPY share an
 /// LSN, hence the ordinal; another slot's LSNs may be lower, hence the generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -129,6 +138,29 @@ pub struct Tripped {
     pub since: PgTimestamp,
     /// Somebody asked to park what is held (`walrelay dead-letters park --topic`).
     pub is_park_asked: bool,
+}
+
+impl Tripped {
+    /// What is held, for people.
+    #[must_use]
+    pub fn events(&self) -> String {
+        if self.topic.is_empty() {
+            "events without a topic".to_owned()
+        } else {
+            format!("events of topic {}", self.topic)
+        }
+    }
+
+    /// The command that parks it.
+    #[must_use]
+    pub fn park_command(&self) -> String {
+        let topic = if self.topic.is_empty() {
+            "''"
+        } else {
+            &self.topic
+        };
+        format!("walrelay dead-letters park --topic {topic}")
+    }
 }
 
 /// What the database knows of dead letters.

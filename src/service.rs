@@ -25,7 +25,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use crate::config::{self, RunConfig};
+use crate::config::RunConfig;
 use crate::error::{self, Class, DbError, Exit, Failure};
 use crate::fault;
 
@@ -38,7 +38,7 @@ use crate::relay::Moment;
 use crate::relay::intake::Outlet;
 use crate::relay::machine::Machine;
 use crate::relay::orders::{
-    Close, Heard, Notice, OnPoison, OpenError, Order, Probed, Purge, Settings, Severity, StreamEnd,
+    Close, Heard, Notice, OpenError, Order, Probed, Purge, Settings, Severity, StreamEnd,
 };
 use crate::telemetry::{self, Peer};
 use health::{Sampler, Vitals};
@@ -87,10 +87,7 @@ pub async fn run_with(
     stop: StopBy,
 ) -> Result<(), Failure> {
     let settings = Settings {
-        on_poison: match config.on_poison {
-            config::OnPoison::Park => OnPoison::Park,
-            config::OnPoison::Halt => OnPoison::Halt,
-        },
+        on_poison: config.on_poison,
         topic_grace: config.topic_grace,
         mapping: config.mapping.clone(),
         process_id: process_id()?,
@@ -508,13 +505,11 @@ impl Service {
                 Order::Send(ticket, record) => Outlet::send(&mut self.publisher, &record, ticket),
                 Order::Try(number, record) => self.send_apart(number, &record, now),
                 Order::RebuildTrial => self.rebuild_apart(now),
-                order @ (Order::Park { .. }
-                | Order::LookAtParked
-                | Order::LoadRetry { .. }
-                | Order::Settle { .. }
-                | Order::Trip(_)
-                | Order::Untrip(_)
-                | Order::ReadTail { .. }) => self.obey_about_letters(order),
+                Order::Letters(statement) => self.say_about_letters(statement),
+                Order::ReadTail { topic, since } => {
+                    let around = Arc::clone(&self.surroundings);
+                    self.spawn(letters::read_tail(around, topic, since));
+                }
                 Order::Rebuild(Purge::Queue) => self.publisher.start_rebuild(),
                 Order::Rebuild(Purge::Everything) => self.publisher.forget_all(),
                 Order::Lookup(topic) => {
@@ -634,16 +629,9 @@ impl Service {
                 self.sampler.answered();
                 self.vitals.sampled(sample);
             }
-            done @ (Done::Parked { .. }
-            | Done::NotParked { .. }
-            | Done::ParkedKnown(_)
-            | Done::ParkedUnknown
-            | Done::RetryLoaded(_)
-            | Done::RetryNotLoaded
-            | Done::Settled { .. }
-            | Done::NotSettled { .. }
-            | Done::Tail { .. }
-            | Done::Nothing) => self.on_letters(done, now),
+            Done::Letters(answer) => self.on_letters(answer, now),
+            Done::Tail { topic, answer } => self.machine.on_tail(&topic, answer, now),
+            Done::Nothing => {}
             Done::StopErased => self.machine.on_stop_erased(now),
             Done::Stored => self.machine.on_stored(),
             Done::Cleared => {}

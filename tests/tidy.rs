@@ -36,6 +36,7 @@ fn may_import(room: &str) -> Option<&'static [&'static str]> {
         // How a topic is spelt and which columns make a record is parsed once, at the door.
         "config" => &[
             "cli",
+            "dead_letter",
             "error",
             "lsn",
             "record",

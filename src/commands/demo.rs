@@ -150,13 +150,7 @@ impl Stage {
         let (to_kafka, kafka, prefix) = broker(config)?;
         let topic = make_topic(&to_kafka, &kafka, &prefix).await?;
         let server = Server::start(&binaries).await?;
-        let setting = Setting {
-            postgres: binaries.version.clone(),
-            dir: server.dir().display().to_string(),
-            is_mock: kafka.mock().is_some(),
-            bootstrap: kafka.bootstrap().to_owned(),
-            topic,
-        };
+        let setting = setting(&binaries, &server, &kafka, topic);
         show::setting(style, &setting);
         let source = source(server.database());
         let side = set_up(&source, shop::TABLE, style).await?;
@@ -320,6 +314,22 @@ fn source(database: Database) -> Source {
         },
         slot: SLOT.to_owned(),
         publication: "walrelay".to_owned(),
+    }
+}
+
+/// What is shown of it to whoever watches.
+fn setting(
+    binaries: &Binaries,
+    server: &Server,
+    kafka: &kafka::Settings,
+    topic: String,
+) -> Setting {
+    Setting {
+        postgres: binaries.version.clone(),
+        dir: server.dir().display().to_string(),
+        is_mock: kafka.mock().is_some(),
+        bootstrap: kafka.bootstrap().to_owned(),
+        topic,
     }
 }
 

@@ -15,7 +15,7 @@ use tokio_postgres::Client;
 use super::catalog::{Publication, Table};
 use super::registry::{Registered, Server, SlotState};
 use super::sql::{quote_table, show_ident, show_table};
-use crate::config::{Mapping, OnPoison, Part, Source, TableName};
+use crate::config::{Mapping, Part, Source, TableName};
 use crate::error::{DbError, Failure};
 use crate::finding::{self, Finding, Group, State};
 pub use fit::{kin, publication_needs, table_needs};
@@ -132,21 +132,6 @@ pub async fn before_run(
             "run it again",
         ))),
     }
-}
-
-/// Whether the role may park, where that is the policy: asked after [`before_run`].
-///
-/// # Errors
-/// [`NotReady::Refused`] with the grants; [`NotReady::Db`] where the server could not be asked.
-pub async fn before_parking(
-    client: &Client,
-    source: &Source,
-    on_poison: OnPoison,
-) -> Result<(), NotReady> {
-    let rights = look::rights(client, &source.table).await?;
-    let role = super::catalog::role(client).await?;
-    let finding = parking(rights, &role, on_poison);
-    finding::failure(finding.iter()).map_or(Ok(()), |failure| Err(NotReady::Refused(failure)))
 }
 
 /// Does the table, as it is now, lack what the mapping names?

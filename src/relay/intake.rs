@@ -8,7 +8,8 @@ use super::ledger::Take;
 use super::machine::{Machine, Try, behind_another, record_bytes};
 use super::mapping::{Clock, Part};
 use super::orders::{Notice, OnPoison};
-use super::outbox::{BadRow, Draft, Row, Shape, Stamp, Unmapped, key_hash};
+use super::outbox::{BadRow, Draft, Row, Shape, Stamp, Unmapped};
+use super::parked::hash_of;
 use super::route::{self, NoPartition};
 use crate::dead_letter::{EventKey, Position, Reason, Why};
 use crate::error::{Exit, Failure};
@@ -263,7 +264,7 @@ impl Machine {
         };
         let origin = self.origin(row, shape);
         let key = match &origin.key {
-            Some(key) => key_hash(key.aggregate_type.as_deref(), &key.aggregate_id),
+            Some(key) => hash_of(key),
             None => u64::try_from(ticket.0).unwrap_or(u64::MAX),
         };
         let waiting = Waiting {
@@ -431,9 +432,7 @@ impl Machine {
         }
         let (at, time) = (self.current_lsn, self.current_time);
         let is_ready = !self.tails.is_on() || self.tails.is_ready(topic, at, time);
-        if let Some(halted) = &self.halted
-            && halted.event_id.as_bytes() == row.event_id(shape)
-        {
+        if self.is_halted(row.event_id(shape)) {
             return Fate::Halted;
         }
         let is_behind = self.held.has_key(hash) || self.trial.has_key(hash);

@@ -6,19 +6,12 @@ use std::time::Duration;
 use super::ledger::{Load, OpenTransaction};
 use super::mapping::Mapping;
 use super::topics::Grown;
+pub use crate::dead_letter::OnPoison;
 use crate::dead_letter::{DeadLetter, Parked, Reason, Settlement, Tripped};
 use crate::error::Failure;
 use crate::lsn::{Lsn, PgTimestamp, Triple};
 use crate::record::{Record, Right, Ticket};
 use crate::wire::replication::StatusUpdate;
-
-/// What becomes of an event that cannot be published.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnPoison {
-    /// It and what follows of its key go to the dead-letter table.
-    Park,
-    Halt,
-}
 
 /// Limits and deadlines.
 #[derive(Clone, Debug)]
@@ -93,23 +86,7 @@ pub enum Order {
     Try(Ticket, Record<'static>),
     /// That producer is built anew, with what it holds given up.
     RebuildTrial,
-    /// Commit these, wait for the standbys where the slot fails over.
-    Park {
-        epoch: u64,
-        letters: Vec<DeadLetter>,
-    },
-    /// Read what is parked, settled and tripped.
-    LookAtParked,
-    /// Read the next dead letters whose retry was asked for, of keys that are passed.
-    LoadRetry {
-        passed: Lsn,
-    },
-    Settle {
-        epoch: u64,
-        settlement: Settlement,
-    },
-    Trip(Tripped),
-    Untrip(String),
+    Letters(Statement),
     /// Read the ids of what a topic's end holds, from this time on.
     ReadTail {
         topic: String,
@@ -125,6 +102,28 @@ pub enum Order {
     ClearHalted,
     Notice(Notice),
     Exit(Result<(), Failure>),
+}
+
+/// A statement about dead letters, on the lock's session.
+#[derive(Clone, Debug)]
+pub enum Statement {
+    /// Commit these, wait for the standbys where the slot fails over.
+    Park {
+        epoch: u64,
+        letters: Vec<DeadLetter>,
+    },
+    /// Read what is parked, settled and tripped.
+    Look,
+    /// Read the next dead letters whose retry was asked for, of keys that are passed.
+    LoadRetry {
+        passed: Lsn,
+    },
+    Settle {
+        epoch: u64,
+        settlement: Settlement,
+    },
+    Trip(Tripped),
+    Untrip(String),
 }
 
 /// The event that stopped the relay: a restart tries it alone.
@@ -338,23 +337,15 @@ impl Notice {
                 f,
                 "dead letters cannot be written, what they belong to is not confirmed: {what}; remedy: {remedy}"
             ),
-            Notice::Tripped(Tripped {
-                topic,
-                reason,
-                message,
-                ..
-            }) => {
-                let (events, arg) = if topic.is_empty() {
-                    ("events without a topic".to_owned(), "''")
-                } else {
-                    (format!("events of topic {topic}"), topic.as_str())
-                };
-                write!(
-                    f,
-                    "{events} are held: {} different keys within 10 minutes would be parked, {reason} ({message}); that is no single bad event but an outage or a bad deploy; remedy: mend its cause, one held event a minute is tried and the first success lets all go; or park them: walrelay dead-letters park --topic {arg}",
-                    super::breaker::KEYS_MAX
-                )
-            }
+            Notice::Tripped(tripped) => write!(
+                f,
+                "{} are held: {} different keys within 10 minutes would be parked, {} ({}); that is no single bad event but an outage or a bad deploy; remedy: mend its cause, one held event a minute is tried and the first success lets all go; or park them: {}",
+                tripped.events(),
+                super::breaker::KEYS_MAX,
+                tripped.reason,
+                tripped.message,
+                tripped.park_command()
+            ),
             Notice::TopicOpen { topic, is_by_hand } => write!(
                 f,
                 "topic {topic} is open again: {}",

@@ -380,11 +380,6 @@ impl Trial {
         self.state = State::Rebuilding;
     }
 
-    #[must_use]
-    pub fn is_rebuilding(&self) -> bool {
-        self.state == State::Rebuilding
-    }
-
     pub fn rebuilt(&mut self) {
         if self.state == State::Rebuilding {
             self.state = State::Idle;
@@ -416,11 +411,14 @@ impl Trial {
         }
     }
 
-    /// Everything; what is with the producer has to be purged. Returns whether anything is.
+    /// Forgets everything. Returns whether something is with the producer, which then has to be
+    /// built anew; nothing is sent before it was.
     pub fn clear(&mut self) -> bool {
-        let was_out = self.state == State::Out;
-        *self = Trial::default();
-        was_out
+        let state = std::mem::take(self).state;
+        if state != State::Idle {
+            self.state = State::Rebuilding;
+        }
+        state == State::Out
     }
 
     fn forget_key(&mut self, key: u64) {

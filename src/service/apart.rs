@@ -1,14 +1,15 @@
-//! The second producer, of what is sent apart, and the orders about dead letters.
+//! The second producer, of what is sent apart, and the statements about dead letters.
 
 use std::sync::Arc;
 
 use super::jobs::Done;
+use super::letters::Answer;
 use super::{Service, letters};
 use crate::fault;
 use crate::io::kafka::Publisher;
 use crate::record::{KafkaCode, Record, Report, Ticket};
 use crate::relay::Moment;
-use crate::relay::orders::{Ill, Order};
+use crate::relay::orders::{Ill, Statement};
 
 /// Its producer could not be made: as if it had been taken back.
 const DESTROYED: KafkaCode = KafkaCode(-197);
@@ -71,72 +72,49 @@ impl Service {
         }
     }
 
-    pub(super) fn obey_about_letters(&mut self, order: Order) {
+    pub(super) fn say_about_letters(&self, statement: Statement) {
+        let Some(link) = self.link.clone() else {
+            let _ = self.tell.send(Done::Letters(without_link(statement)));
+            return;
+        };
         let around = Arc::clone(&self.surroundings);
-        let link = self.link.clone();
-        match (order, link) {
-            (Order::ReadTail { topic, since }, _) => {
-                self.spawn(letters::read_tail(around, topic, since));
-            }
-            (Order::Park { epoch, letters }, Some(link)) => {
-                self.spawn(letters::park(around, link, epoch, letters));
-            }
-            (Order::LookAtParked, Some(link)) => {
-                self.spawn(letters::look(around, link));
-            }
-            (Order::LoadRetry { passed }, Some(link)) => {
-                self.spawn(letters::load_retry(link, passed));
-            }
-            (Order::Settle { epoch, settlement }, Some(link)) => {
-                self.spawn(letters::settle(around, link, epoch, settlement));
-            }
-            (Order::Trip(tripped), Some(link)) => {
-                self.spawn(letters::trip(link, tripped));
-            }
-            (Order::Untrip(topic), Some(link)) => {
-                self.spawn(letters::untrip(link, topic));
-            }
-            (order, _) => {
-                let _ = self.tell.send(without_link(order));
-            }
-        }
+        self.spawn(async move { Done::Letters(letters::say(around, link, statement).await) });
     }
 
-    pub(super) fn on_letters(&mut self, done: Done, now: Moment) {
-        match done {
-            Done::Parked { epoch, flushed } => self.machine.on_parked(epoch, flushed, now),
-            Done::NotParked {
+    pub(super) fn on_letters(&mut self, answer: Answer, now: Moment) {
+        match answer {
+            Answer::Parked { epoch, flushed } => self.machine.on_parked(epoch, flushed, now),
+            Answer::NotParked {
                 epoch,
                 letters,
                 why,
             } => self.machine.on_not_parked(epoch, letters, why, now),
-            Done::ParkedKnown(parked) => self.machine.on_parked_known(*parked, now),
-            Done::ParkedUnknown => self.machine.on_parked_unknown(now),
-            Done::RetryLoaded(letters) => self.machine.on_retry_loaded(letters, now),
-            Done::RetryNotLoaded => self.machine.on_retry_not_loaded(now),
-            Done::Settled { epoch, free } => self.machine.on_settled(epoch, &free, now),
-            Done::NotSettled { epoch, why } => self.machine.on_not_settled(epoch, why, now),
-            Done::Tail { topic, answer } => self.machine.on_tail(&topic, answer, now),
-            _ => {}
+            Answer::Known(parked) => self.machine.on_parked_known(*parked, now),
+            Answer::Unknown => self.machine.on_parked_unknown(now),
+            Answer::RetryLoaded(letters) => self.machine.on_retry_loaded(letters, now),
+            Answer::RetryNotLoaded => self.machine.on_retry_not_loaded(now),
+            Answer::Settled { epoch, free } => self.machine.on_settled(epoch, &free, now),
+            Answer::NotSettled { epoch, why } => self.machine.on_not_settled(epoch, why, now),
+            Answer::Nothing => {}
         }
     }
 }
 
 /// There is no session to do it on: it is ordered again once there is.
-fn without_link(order: Order) -> Done {
+fn without_link(statement: Statement) -> Answer {
     let why = Ill {
         what: "there is no database session".to_owned(),
         remedy: "nothing to do: they are written as soon as there is one".to_owned(),
     };
-    match order {
-        Order::Park { epoch, letters } => Done::NotParked {
+    match statement {
+        Statement::Park { epoch, letters } => Answer::NotParked {
             epoch,
             letters,
             why,
         },
-        Order::LookAtParked => Done::ParkedUnknown,
-        Order::LoadRetry { .. } => Done::RetryNotLoaded,
-        Order::Settle { epoch, .. } => Done::NotSettled { epoch, why },
-        _ => Done::Nothing,
+        Statement::Look => Answer::Unknown,
+        Statement::LoadRetry { .. } => Answer::RetryNotLoaded,
+        Statement::Settle { epoch, .. } => Answer::NotSettled { epoch, why },
+        Statement::Trip(_) | Statement::Untrip(_) => Answer::Nothing,
     }
 }

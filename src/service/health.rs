@@ -230,21 +230,16 @@ impl Sampler {
 }
 
 fn tripped(tripped: &Tripped) -> Trouble {
-    let Tripped {
-        topic,
-        reason,
-        message,
-        ..
-    } = tripped;
-    let (events, arg) = if topic.is_empty() {
-        ("events without a topic are".to_owned(), "''")
-    } else {
-        (format!("events of topic {topic} are"), topic.as_str())
-    };
     Trouble {
-        what: format!("{events} held, too many keys would be parked: {reason} ({message})"),
+        what: format!(
+            "{} are held, too many keys would be parked: {} ({})",
+            tripped.events(),
+            tripped.reason,
+            tripped.message
+        ),
         remedy: format!(
-            "mend its cause: one held event a minute is tried, and the first success lets all go; or park them: walrelay dead-letters park --topic {arg}"
+            "mend its cause: one held event a minute is tried, and the first success lets all go; or park them: {}",
+            tripped.park_command()
         ),
     }
 }

@@ -8,19 +8,19 @@ use std::time::Duration;
 
 use tokio_postgres::Client;
 
+use super::letters::{self, Answer};
 use crate::config::{CreateTopics, Database, Mapping, Source};
-use crate::dead_letter::{DeadLetter, EventKey, Parked, Stored};
 use crate::error::{DbError, Failure};
 use crate::io::preflight::{self, NotReady};
 use crate::io::registry::{self, Found, Prober};
 use crate::io::sample::{self, Sample};
 use crate::io::side::Side;
 use crate::io::slot::Slot;
-use crate::io::{connect, dead_letters, kafka};
+use crate::io::{connect, kafka};
 use crate::lsn::Lsn;
 use crate::record::{Right, TopicState};
 use crate::relay::ledger::OpenTransaction;
-use crate::relay::orders::{Halted, Ill, Led, OpenError, Opened, Probed, Seek, Stop};
+use crate::relay::orders::{Halted, Led, OpenError, Opened, Probed, Seek, Stop};
 use crate::tail::TailAnswer;
 
 /// How long the server may take to read the last status and say that it has.
@@ -94,28 +94,7 @@ pub enum Done {
     Stored,
     Cleared,
     NotWritten,
-    Parked {
-        epoch: u64,
-        /// The log was flushed up to there after they were committed.
-        flushed: Lsn,
-    },
-    NotParked {
-        epoch: u64,
-        letters: Vec<DeadLetter>,
-        why: Ill,
-    },
-    ParkedKnown(Box<Parked>),
-    ParkedUnknown,
-    RetryLoaded(Vec<Stored>),
-    RetryNotLoaded,
-    Settled {
-        epoch: u64,
-        free: Vec<EventKey>,
-    },
-    NotSettled {
-        epoch: u64,
-        why: Ill,
-    },
+    Letters(Answer),
     Tail {
         topic: String,
         answer: TailAnswer,
@@ -323,15 +302,7 @@ async fn lead(
         system_identifier: server.system_identifier,
         timeline: server.timeline,
     };
-    let slot = registry::slot_state(&link.client, &around.source.slot)
-        .await
-        .map_err(or_later)?;
-    let confirmed = slot
-        .and_then(|slot| slot.confirmed_flush)
-        .unwrap_or_default();
-    let parked = dead_letters::load(&link.client, table_oid, registered.generation, confirmed)
-        .await
-        .map_err(or_later)?;
+    let parked = letters::known(around, &link).await.map_err(or_later)?;
     let led = Led {
         parked,
         table_oid,

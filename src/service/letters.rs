@@ -1,15 +1,15 @@
-//! Dead letters: statements on the lock's session, each a task that answers with a [`Done`].
+//! Dead letters: statements on the lock's session, each a task that answers with an [`Answer`].
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::jobs::{Done, Link, Surroundings};
-use crate::dead_letter::{DeadLetter, Settlement, Tripped};
+use crate::dead_letter::{DeadLetter, EventKey, Parked, Settlement, Stored};
 use crate::error::DbError;
 use crate::fault::{self, Point};
 use crate::io::{connect, dead_letters, kafka, registry};
 use crate::lsn::{Lsn, PgTimestamp};
-use crate::relay::orders::Ill;
+use crate::relay::orders::{Ill, Statement};
 
 /// Dead letters that are retried at a time, and the bytes of their values.
 const RETRY_ROWS: usize = 1_000;
@@ -18,20 +18,67 @@ const RETRY_BYTES: usize = 16 << 20;
 const STANDBY_INTERVAL: Duration = Duration::from_millis(100);
 const STANDBY_WITHIN: Duration = Duration::from_secs(10);
 
+/// What came of a statement about dead letters.
+pub enum Answer {
+    Parked {
+        epoch: u64,
+        /// The log was flushed up to there after they were committed.
+        flushed: Lsn,
+    },
+    NotParked {
+        epoch: u64,
+        letters: Vec<DeadLetter>,
+        why: Ill,
+    },
+    Known(Box<Parked>),
+    Unknown,
+    RetryLoaded(Vec<Stored>),
+    RetryNotLoaded,
+    Settled {
+        epoch: u64,
+        free: Vec<EventKey>,
+    },
+    NotSettled {
+        epoch: u64,
+        why: Ill,
+    },
+    /// Nobody waits for it.
+    Nothing,
+}
+
 fn ill(error: &DbError, around: &Surroundings) -> Ill {
     Ill::of(&connect::failure(error, &around.source.database))
 }
 
+pub async fn say(around: Arc<Surroundings>, link: Arc<Link>, statement: Statement) -> Answer {
+    match statement {
+        Statement::Park { epoch, letters } => park(&around, &link, epoch, letters).await,
+        Statement::Look => look(&around, &link).await,
+        Statement::LoadRetry { passed } => load_retry(&link, passed).await,
+        Statement::Settle { epoch, settlement } => settle(&around, &link, epoch, &settlement).await,
+        Statement::Trip(tripped) => {
+            unheard(dead_letters::trip(&link.client, link.table_oid, &tripped).await)
+        }
+        Statement::Untrip(topic) => {
+            unheard(dead_letters::untrip(&link.client, link.table_oid, &topic).await)
+        }
+    }
+}
+
+/// That a topic is tripped outlives the relay. Where it cannot be written the next life finds out
+/// by itself.
+fn unheard(written: Result<(), DbError>) -> Answer {
+    if let Err(error) = written {
+        tracing::warn!(%error, "the registry could not be written");
+    }
+    Answer::Nothing
+}
+
 /// Writes letters and waits until no failover can lose them.
-pub async fn park(
-    around: Arc<Surroundings>,
-    link: Arc<Link>,
-    epoch: u64,
-    letters: Vec<DeadLetter>,
-) -> Done {
-    match park_over(&around, &link, &letters).await {
-        Ok(flushed) => Done::Parked { epoch, flushed },
-        Err(why) => Done::NotParked {
+async fn park(around: &Surroundings, link: &Link, epoch: u64, letters: Vec<DeadLetter>) -> Answer {
+    match park_over(around, link, &letters).await {
+        Ok(flushed) => Answer::Parked { epoch, flushed },
+        Err(why) => Answer::NotParked {
             epoch,
             letters,
             why,
@@ -90,26 +137,33 @@ fn injected(error: &fault::Injected) -> Ill {
     }
 }
 
-pub async fn look(around: Arc<Surroundings>, link: Arc<Link>) -> Done {
-    let slot = registry::slot_state(&link.client, &around.source.slot).await;
-    let confirmed = match slot {
-        Ok(state) => state.and_then(|state| state.confirmed_flush),
-        Err(error) => {
-            tracing::warn!(%error, "the slot could not be read");
-            return Done::ParkedUnknown;
-        }
-    };
-    let confirmed = confirmed.unwrap_or_default();
-    match dead_letters::load(&link.client, link.table_oid, link.generation, confirmed).await {
-        Ok(parked) => Done::ParkedKnown(Box::new(parked)),
+/// What is parked, settled and tripped, as the slot stands.
+///
+/// # Errors
+/// 42501 where the role may not read the tables; or the conversation's.
+pub async fn known(around: &Surroundings, link: &Link) -> Result<Parked, DbError> {
+    let slot = registry::slot_state(&link.client, &around.source.slot).await?;
+    let confirmed = slot.and_then(|slot| slot.confirmed_flush);
+    dead_letters::load(
+        &link.client,
+        link.table_oid,
+        link.generation,
+        confirmed.unwrap_or_default(),
+    )
+    .await
+}
+
+async fn look(around: &Surroundings, link: &Link) -> Answer {
+    match known(around, link).await {
+        Ok(parked) => Answer::Known(Box::new(parked)),
         Err(error) => {
             tracing::warn!(%error, "the dead letters could not be read");
-            Done::ParkedUnknown
+            Answer::Unknown
         }
     }
 }
 
-pub async fn load_retry(link: Arc<Link>, passed: Lsn) -> Done {
+async fn load_retry(link: &Link, passed: Lsn) -> Answer {
     let loaded = dead_letters::next_retry(
         &link.client,
         link.table_oid,
@@ -120,49 +174,28 @@ pub async fn load_retry(link: Arc<Link>, passed: Lsn) -> Done {
     )
     .await;
     match loaded {
-        Ok(letters) => Done::RetryLoaded(letters),
+        Ok(letters) => Answer::RetryLoaded(letters),
         Err(error) => {
             tracing::warn!(%error, "the dead letters to retry could not be read");
-            Done::RetryNotLoaded
+            Answer::RetryNotLoaded
         }
     }
 }
 
-pub async fn settle(
-    around: Arc<Surroundings>,
-    link: Arc<Link>,
-    epoch: u64,
-    settlement: Settlement,
-) -> Done {
+async fn settle(around: &Surroundings, link: &Link, epoch: u64, settlement: &Settlement) -> Answer {
     let no_id = || "";
     let settled = async {
         fault::reached(Point::Settle, no_id).map_err(|e| injected(&e))?;
-        let free = dead_letters::settle(&link.client, link.table_oid, &settlement)
+        let free = dead_letters::settle(&link.client, link.table_oid, settlement)
             .await
-            .map_err(|error| ill(&error, &around))?;
+            .map_err(|error| ill(&error, around))?;
         fault::reached(Point::Settled, no_id).map_err(|e| injected(&e))?;
         Ok(free)
     };
     match settled.await {
-        Ok(free) => Done::Settled { epoch, free },
-        Err(why) => Done::NotSettled { epoch, why },
+        Ok(free) => Answer::Settled { epoch, free },
+        Err(why) => Answer::NotSettled { epoch, why },
     }
-}
-
-/// That a topic is tripped outlives the relay. Where it cannot be written the next life finds out
-/// by itself.
-pub async fn trip(link: Arc<Link>, tripped: Tripped) -> Done {
-    if let Err(error) = dead_letters::trip(&link.client, link.table_oid, &tripped).await {
-        tracing::warn!(%error, "the registry could not be written");
-    }
-    Done::Nothing
-}
-
-pub async fn untrip(link: Arc<Link>, topic: String) -> Done {
-    if let Err(error) = dead_letters::untrip(&link.client, link.table_oid, &topic).await {
-        tracing::warn!(%error, "the registry could not be written");
-    }
-    Done::Nothing
 }
 
 pub async fn read_tail(around: Arc<Surroundings>, topic: String, since: PgTimestamp) -> Done {

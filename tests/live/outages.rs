@@ -177,6 +177,22 @@ fn soak_a_broker_that_hangs_again_and_again_costs_nothing() {
 
 // ---- the network ---------------------------------------------------------------------------
 
+/// The connections through the proxy are forgotten, without a word to either end.
+fn are_made_anew(mut stage: Stage<'_>, proxy: &Proxy, condition: &str) {
+    serve_http(&mut stage);
+    stage.init();
+    let mut relay = stage.run();
+    let address = http::address(&mut relay);
+    let load = Load::start(&stage.db, &Plan::new(2, Shape::Single).a_second(100));
+    stage.wait_count("t", 100, MINUTE);
+    is_ready(&address);
+    assert!(proxy.forget() > 0);
+    names(&address, condition);
+    catches_up(&stage, &load);
+    is_ready(&address);
+    ends_exactly_once(&stage, load, &mut relay);
+}
+
 /// README: packets are dropped without a word. Those to Kafka.
 #[test]
 fn connections_to_kafka_that_are_dropped_without_a_word_are_made_anew() {
@@ -187,19 +203,8 @@ fn connections_to_kafka_that_are_dropped_without_a_word_are_made_anew() {
     let advertised = format!("advertised.listeners=PLAINTEXT://127.0.0.1:{seen_as}");
     let proxy = Proxy::on(listener, port);
     let broker = Broker::with_users(&[&advertised], &[], port);
-    let mut stage = Stage::on(Cluster::shared(Pg::V16), &broker);
-    serve_http(&mut stage);
-    stage.init();
-    let mut relay = stage.run();
-    let address = http::address(&mut relay);
-    let load = Load::start(&stage.db, &Plan::new(2, Shape::Single).a_second(100));
-    stage.wait_count("t", 100, MINUTE);
-    is_ready(&address);
-    assert!(proxy.forget() > 0);
-    names(&address, "kafka");
-    catches_up(&stage, &load);
-    is_ready(&address);
-    ends_exactly_once(&stage, load, &mut relay);
+    let stage = Stage::on(Cluster::shared(Pg::V16), &broker);
+    are_made_anew(stage, &proxy, "kafka");
 }
 
 /// README: packets are dropped without a word. Those to Postgres: the server still holds the lock and
@@ -213,18 +218,7 @@ fn connections_to_postgres_that_are_dropped_without_a_word_are_made_anew() {
         proxy.port(),
         stage.db.name
     ));
-    serve_http(&mut stage);
-    stage.init();
-    let mut relay = stage.run();
-    let address = http::address(&mut relay);
-    let load = Load::start(&stage.db, &Plan::new(2, Shape::Single).a_second(100));
-    stage.wait_count("t", 100, MINUTE);
-    is_ready(&address);
-    assert!(proxy.forget() > 0);
-    names(&address, "database");
-    catches_up(&stage, &load);
-    is_ready(&address);
-    ends_exactly_once(&stage, load, &mut relay);
+    are_made_anew(stage, &proxy, "database");
 }
 
 // ---- Postgres ------------------------------------------------------------------------------

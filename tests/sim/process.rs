@@ -11,7 +11,8 @@ use walrelay::lsn::PgTimestamp;
 use walrelay::record::{Report, TopicState};
 use walrelay::relay::machine::Machine;
 use walrelay::relay::orders::{
-    Close, Halted, Notice, OpenError, Opened, Order, Probed, Purge, Seek, Settings, Stop, StreamEnd,
+    Close, Halted, Notice, OpenError, Opened, Order, Probed, Purge, Seek, Settings, Statement,
+    Stop, StreamEnd,
 };
 use walrelay::tail::TailAnswer;
 
@@ -20,7 +21,7 @@ use crate::history::{Ctx, Moment, ProcId, SessionId};
 use crate::postgres::{Frame, Postgres, SideId};
 use crate::world::Event;
 pub use apart::RETRY_ROWS;
-use apart::{Op, Told};
+use apart::Told;
 
 pub type JobId = u32;
 
@@ -72,12 +73,12 @@ pub enum Step {
     },
     Letters {
         link: SideId,
-        op: Op,
+        op: Statement,
     },
     /// `op`: what is told to have failed when the answer does not arrive.
     LettersTold {
         link: SideId,
-        op: Option<Op>,
+        op: Option<Statement>,
         told: Told,
     },
     AskTail {
@@ -167,7 +168,7 @@ pub struct Process {
     apart: Publisher,
     partitions: BTreeMap<String, i32>,
     /// The statement that was just obeyed by the server.
-    said: Option<Op>,
+    said: Option<Statement>,
     pub doom: Option<Doom>,
     /// It has met its doom.
     pub is_dead: bool,
@@ -510,13 +511,10 @@ impl Process {
             }
             Order::Try(number, record) => self.send_apart(number, &record, env),
             Order::RebuildTrial => self.apart.forget_all(&mut env.broker, &mut env.ctx),
-            Order::Park { .. }
-            | Order::LookAtParked
-            | Order::LoadRetry { .. }
-            | Order::Settle { .. }
-            | Order::Trip(_)
-            | Order::Untrip(_)
-            | Order::ReadTail { .. } => self.obey_about_letters(order, env),
+            Order::Letters(statement) => self.say_about_letters(statement, env),
+            Order::ReadTail { topic, since } => {
+                self.spawn(Step::AskTail { topic, since }, env);
+            }
             Order::Lookup(name) => {
                 self.spawn(Step::Lookup { name }, env);
             }
@@ -789,12 +787,12 @@ fn name_of(order: &Order) -> &'static str {
         Order::Rebuild(_) => "Rebuild",
         Order::Try(..) => "Try",
         Order::RebuildTrial => "RebuildTrial",
-        Order::Park { .. } => "Park",
-        Order::LookAtParked => "LookAtParked",
-        Order::LoadRetry { .. } => "LoadRetry",
-        Order::Settle { .. } => "Settle",
-        Order::Trip(_) => "Trip",
-        Order::Untrip(_) => "Untrip",
+        Order::Letters(Statement::Park { .. }) => "Park",
+        Order::Letters(Statement::Look) => "LookAtParked",
+        Order::Letters(Statement::LoadRetry { .. }) => "LoadRetry",
+        Order::Letters(Statement::Settle { .. }) => "Settle",
+        Order::Letters(Statement::Trip(_)) => "Trip",
+        Order::Letters(Statement::Untrip(_)) => "Untrip",
         Order::ReadTail { .. } => "ReadTail",
         Order::Lookup(_) => "Lookup",
         Order::EraseStop => "EraseStop",

@@ -165,13 +165,7 @@ impl Stage {
         let (to_kafka, kafka, prefix) = super::broker(config)?;
         let topic = super::make_topic(&to_kafka, &kafka, &prefix).await?;
         let server = Server::start(&binaries).await?;
-        let setting = Setting {
-            postgres: binaries.version.clone(),
-            dir: server.dir().display().to_string(),
-            is_mock: kafka.mock().is_some(),
-            bootstrap: kafka.bootstrap().to_owned(),
-            topic,
-        };
+        let setting = super::setting(&binaries, &server, &kafka, topic);
         show::setting(style, &setting);
         let source = super::source(server.database());
         let side = super::set_up(&source, TABLES, style).await?;

@@ -396,9 +396,7 @@ impl Machine {
             return;
         }
         if self.trial.has_before(waiting.key, waiting.ticket) || self.held.has_before(&waiting) {
-            self.ledger
-                .held(waiting.ticket, waiting.topic, waiting.record.size());
-            self.held.put_back(waiting);
+            self.back_to_held(waiting);
             return;
         }
         if let Some(why) = waiting.verdict.take() {

@@ -305,9 +305,7 @@ impl Machine {
                 self.suspicion = None;
                 if item.is_probe {
                     // As it was: it waits, and none is parked.
-                    self.ledger
-                        .held(waiting.ticket, waiting.topic, waiting.record.size());
-                    self.held.put_back(*waiting);
+                    self.back_to_held(*waiting);
                 } else {
                     self.condemn(*waiting, why, now);
                 }
@@ -332,7 +330,7 @@ impl Machine {
         self.rest = REST_MIN;
     }
 
-    pub(super) fn is_halted(&self, event_id: &[u8]) -> bool {
+    pub(in crate::relay) fn is_halted(&self, event_id: &[u8]) -> bool {
         let halted = self.halted.as_ref();
         halted.is_some_and(|halted| halted.event_id.as_bytes() == event_id)
     }

@@ -14,7 +14,7 @@ use crate::dead_letter::{DeadLetter, EventKey, Parked, Reason, Tripped, Why};
 use crate::lsn::Lsn;
 use crate::record::Ticket;
 use crate::relay::held::Waiting;
-use crate::relay::orders::OnPoison;
+use crate::relay::orders::{OnPoison, Statement};
 use crate::relay::parked::ParkedKeys;
 use crate::relay::trial::Source;
 
@@ -210,7 +210,8 @@ impl Machine {
             is_park_asked: false,
         };
         self.say(Notice::Tripped(tripped.clone()));
-        self.orders.push_back(Order::Trip(tripped.clone()));
+        self.orders
+            .push_back(Order::Letters(Statement::Trip(tripped.clone())));
         self.breaker.trip(tripped, now);
         self.topics.trip(topic);
         let id = self.topics.id(topic);
@@ -232,7 +233,7 @@ impl Machine {
         }
     }
 
-    fn back_to_held(&mut self, waiting: Waiting) {
+    pub(super) fn back_to_held(&mut self, waiting: Waiting) {
         self.ledger
             .held(waiting.ticket, waiting.topic, waiting.record.size());
         self.held.put_back(waiting);
@@ -244,7 +245,8 @@ impl Machine {
             return;
         }
         self.topics.untrip(topic);
-        self.orders.push_back(Order::Untrip(topic.to_owned()));
+        self.orders
+            .push_back(Order::Letters(Statement::Untrip(topic.to_owned())));
         self.say(Notice::TopicOpen {
             topic: topic.to_owned(),
             is_by_hand: how == Opened::ByHand,
@@ -330,12 +332,8 @@ impl Machine {
         self.parked_is_known = false;
         self.is_looking = false;
         self.is_trial_purged = false;
-        let was_rebuilding = self.trial.is_rebuilding();
         if self.trial.clear() {
             self.orders.push_back(Order::RebuildTrial);
-            self.trial.rebuilding();
-        } else if was_rebuilding {
-            self.trial.rebuilding();
         }
     }
 
@@ -376,10 +374,10 @@ impl Machine {
             self.parking.out.push((ticket, letter.key.clone()));
             letters.push(letter);
         }
-        self.orders.push_back(Order::Park {
+        self.orders.push_back(Order::Letters(Statement::Park {
             epoch: self.parking.epoch,
             letters,
-        });
+        }));
     }
 
     /// When something about dead letters is due.
@@ -446,7 +444,7 @@ impl Machine {
             self.is_looking = true;
             self.is_touched = false;
             self.look_begins();
-            self.orders.push_back(Order::LookAtParked);
+            self.orders.push_back(Order::Letters(Statement::Look));
         }
     }
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 use super::{Ill, Lead, Machine, Moment, Notice, Order};
 use crate::dead_letter::{EventKey, Reason, Settlement, Stored, Why};
 use crate::lsn::Lsn;
-use crate::relay::orders::WhyNot;
+use crate::relay::orders::{Statement, WhyNot};
 use crate::relay::parked::hash_of;
 use crate::relay::trial::{Item, Source};
 
@@ -70,11 +70,11 @@ impl Machine {
         match self.retry.state {
             State::Idle if self.ending.is_some() => {}
             State::Idle => {
-                let is_asked = self.parked.retried() > 0 || self.retry.is_keyless_asked;
                 let passed = self.passed_lsn();
-                if is_asked && now >= self.retry.ask_at && passed != Lsn::INVALID {
+                if self.is_retry_asked() && now >= self.retry.ask_at && passed != Lsn::INVALID {
                     self.retry.state = State::Loading;
-                    self.orders.push_back(Order::LoadRetry { passed });
+                    self.orders
+                        .push_back(Order::Letters(Statement::LoadRetry { passed }));
                 }
             }
             State::Sending => {
@@ -103,6 +103,10 @@ impl Machine {
         }
     }
 
+    fn is_retry_asked(&self) -> bool {
+        self.parked.retried() > 0 || self.retry.is_keyless_asked
+    }
+
     pub(super) fn is_retry_over(&self) -> bool {
         self.retry.state == State::Idle
     }
@@ -113,9 +117,8 @@ impl Machine {
     }
 
     pub(super) fn retry_due_at(&self) -> Option<Moment> {
-        let is_asked = self.parked.retried() > 0 || self.retry.is_keyless_asked;
         let is_waiting = match self.retry.state {
-            State::Idle => is_asked && self.passed_lsn() != Lsn::INVALID,
+            State::Idle => self.is_retry_asked() && self.passed_lsn() != Lsn::INVALID,
             State::Settling => self.retry.ask_at != Moment::MAX,
             State::Loading | State::Sending => false,
         };
@@ -248,10 +251,10 @@ impl Machine {
             self.retry.ask_at = Moment::MAX;
             self.retry.parked_since = self.parking.keys_under_way();
             let settlement = self.retry.settlement.clone();
-            self.orders.push_back(Order::Settle {
+            self.orders.push_back(Order::Letters(Statement::Settle {
                 epoch: self.parking.epoch,
                 settlement,
-            });
+            }));
         }
     }
 

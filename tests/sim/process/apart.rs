@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use walrelay::dead_letter::{DeadLetter, EventKey, Parked, Settlement, Stored, Tripped};
+use walrelay::dead_letter::{EventKey, Parked, Stored};
 use walrelay::lsn::{Lsn, PgTimestamp};
 use walrelay::record::{Record, Ticket};
-use walrelay::relay::orders::{Heard, Ill, Order};
+use walrelay::relay::orders::{Heard, Ill, Statement};
 use walrelay::tail::TailAnswer;
 
 use super::{Done, Env, JobId, Process, Step};
@@ -19,25 +19,6 @@ use crate::world::Event;
 pub const RETRY_ROWS: usize = 200;
 /// How long a statement waits for a server that the network hides.
 const UNANSWERED: Duration = Duration::from_secs(10);
-
-/// A statement about dead letters.
-#[derive(Clone, Debug)]
-pub enum Op {
-    Park {
-        epoch: u64,
-        letters: Vec<DeadLetter>,
-    },
-    Look,
-    LoadRetry {
-        passed: Lsn,
-    },
-    Settle {
-        epoch: u64,
-        settlement: Settlement,
-    },
-    Trip(Tripped),
-    Untrip(String),
-}
 
 /// What came of it.
 #[derive(Clone, Debug)]
@@ -54,7 +35,7 @@ pub enum Told {
     },
     Nothing,
     /// No answer, or an error.
-    Failed(Op),
+    Failed(Statement),
 }
 
 impl Process {
@@ -94,20 +75,7 @@ impl Process {
             .send(record, number, &mut env.broker, &mut env.ctx);
     }
 
-    pub(super) fn obey_about_letters(&mut self, order: Order, env: &mut Env) {
-        let op = match order {
-            Order::Park { epoch, letters } => Op::Park { epoch, letters },
-            Order::LookAtParked => Op::Look,
-            Order::LoadRetry { passed } => Op::LoadRetry { passed },
-            Order::Settle { epoch, settlement } => Op::Settle { epoch, settlement },
-            Order::Trip(tripped) => Op::Trip(tripped),
-            Order::Untrip(topic) => Op::Untrip(topic),
-            Order::ReadTail { topic, since } => {
-                self.spawn(Step::AskTail { topic, since }, env);
-                return;
-            }
-            other => panic!("not about letters: {other:?}"),
-        };
+    pub(super) fn say_about_letters(&mut self, op: Statement, env: &mut Env) {
         match self.link {
             Some(link) => {
                 self.spawn(Step::Letters { link, op }, env);
@@ -117,10 +85,10 @@ impl Process {
     }
 
     /// The server takes the statement, or not.
-    pub(super) fn letters(&mut self, job: JobId, link: SideId, op: Op, env: &mut Env) {
+    pub(super) fn letters(&mut self, job: JobId, link: SideId, op: Statement, env: &mut Env) {
         let name = match &op {
-            Op::Park { .. } => "park commits",
-            Op::Settle { .. } => "settle commits",
+            Statement::Park { .. } => "park commits",
+            Statement::Settle { .. } => "settle commits",
             _ => "",
         };
         if self.is_doomed_at(name, false, env) {
@@ -157,10 +125,10 @@ impl Process {
         self.go_on(job, step, env);
     }
 
-    fn say_to_table(&mut self, op: Op, env: &mut Env) -> Told {
+    fn say_to_table(&mut self, op: Statement, env: &mut Env) -> Told {
         let confirmed = env.pg.confirmed();
         let flushed = match op {
-            Op::Park { .. } | Op::Settle { .. } => env.pg.commit_statement(),
+            Statement::Park { .. } | Statement::Settle { .. } => env.pg.commit_statement(),
             _ => env.pg.wal_end(),
         };
         let letters = &mut env.pg.registry().letters;
@@ -168,12 +136,12 @@ impl Process {
         let ctx = &mut env.ctx;
         self.said = Some(op.clone());
         let told = match op {
-            Op::Park { epoch, letters } => {
+            Statement::Park { epoch, letters } => {
                 table.park(&letters, ctx);
                 Told::Parked { epoch, flushed }
             }
-            Op::Look => Told::Known(Box::new(table.load(super::GENERATION, confirmed))),
-            Op::LoadRetry { passed } => {
+            Statement::Look => Told::Known(Box::new(table.load(super::GENERATION, confirmed))),
+            Statement::LoadRetry { passed } => {
                 let due = table.next_retry(super::GENERATION, passed, RETRY_ROWS);
                 ctx.fact(Fact::RetryLoaded {
                     proc: self.id,
@@ -181,16 +149,16 @@ impl Process {
                 });
                 Told::Loaded(due)
             }
-            Op::Settle { epoch, settlement } => {
+            Statement::Settle { epoch, settlement } => {
                 let free = table.settle(&settlement, ctx);
                 Told::Settled { epoch, free }
             }
-            Op::Trip(tripped) => {
+            Statement::Trip(tripped) => {
                 ctx.reach("a topic was tripped");
                 table.trip(&tripped);
                 Told::Nothing
             }
-            Op::Untrip(topic) => {
+            Statement::Untrip(topic) => {
                 table.untrip(&topic);
                 Told::Nothing
             }
@@ -204,7 +172,7 @@ impl Process {
         &mut self,
         job: JobId,
         link: SideId,
-        op: Option<Op>,
+        op: Option<Statement>,
         told: Told,
         env: &mut Env,
     ) {
@@ -228,13 +196,15 @@ impl Process {
             Told::Loaded(letters) => machine.on_retry_loaded(letters, now),
             Told::Settled { epoch, free } => machine.on_settled(epoch, &free, now),
             Told::Nothing => {}
-            Told::Failed(Op::Park { epoch, letters }) => {
+            Told::Failed(Statement::Park { epoch, letters }) => {
                 machine.on_not_parked(epoch, letters, ill(), now);
             }
-            Told::Failed(Op::Look) => machine.on_parked_unknown(now),
-            Told::Failed(Op::LoadRetry { .. }) => machine.on_retry_not_loaded(now),
-            Told::Failed(Op::Settle { epoch, .. }) => machine.on_not_settled(epoch, ill(), now),
-            Told::Failed(Op::Trip(_) | Op::Untrip(_)) => {}
+            Told::Failed(Statement::Look) => machine.on_parked_unknown(now),
+            Told::Failed(Statement::LoadRetry { .. }) => machine.on_retry_not_loaded(now),
+            Told::Failed(Statement::Settle { epoch, .. }) => {
+                machine.on_not_settled(epoch, ill(), now);
+            }
+            Told::Failed(Statement::Trip(_) | Statement::Untrip(_)) => {}
         }
     }
 

@@ -63,6 +63,8 @@ struct Checker {
     /// Letters that a process is publishing.
     retrying: HashMap<ProcId, Vec<EventId>>,
     refused_topics: HashSet<String>,
+    /// Topics of which what was held is parked, guilty or not, because somebody asked for it.
+    park_asked: HashSet<String>,
     absent: HashMap<String, Absence>,
     unread: HashMap<String, u32>,
     duplicates: usize,
@@ -148,7 +150,18 @@ impl Checker {
                 event,
                 reason,
                 topic,
-            } => return self.park(at, *event, *reason, topic),
+                is_asked,
+            } => {
+                if *is_asked && !self.park_asked.contains(topic) {
+                    return Err(format!(
+                        "{event} is parked by hand, and nobody asked for it"
+                    ));
+                }
+                return self.park(at, *event, *reason, topic, *is_asked);
+            }
+            Fact::ParkAsked { topic } => {
+                self.park_asked.insert(topic.clone());
+            }
             Fact::Settled { event } => return self.settle(*event),
             Fact::Discarded { event } => {
                 self.parked.remove(event);
@@ -379,6 +392,7 @@ impl Checker {
         event: EventId,
         reason: Reason,
         topic: &str,
+        is_asked: bool,
     ) -> Result<(), String> {
         self.parked.insert(event);
         if self.world.halts {
@@ -414,7 +428,7 @@ impl Checker {
                 })
             }
         };
-        if !is_guilty {
+        if !is_guilty && !is_asked {
             return Err(format!("{event} is parked ({reason}) and is innocent"));
         }
         if reason != Reason::Behind {

@@ -160,6 +160,12 @@ pub enum Fact {
         event: EventId,
         reason: Reason,
         topic: String,
+        /// It says that it was held, and parked because somebody asked for its topic.
+        is_asked: bool,
+    },
+    /// Somebody asked to park what is held of the topic.
+    ParkAsked {
+        topic: String,
     },
     /// The table has it as delivered.
     Settled {

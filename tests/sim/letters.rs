@@ -118,6 +118,7 @@ impl Letters {
                 event,
                 reason: letter.why.reason,
                 topic: letter.record.topic.to_string(),
+                is_asked: letter.why.message.ends_with("(parked by hand)"),
             });
             let id = i64::try_from(self.rows.len() + 1).expect("few rows");
             self.rows.push(Row {
@@ -232,6 +233,8 @@ impl Letters {
             Hand::ParkTopic => {
                 for tripped in self.tripped.values_mut() {
                     tripped.is_park_asked = true;
+                    let topic = tripped.topic.clone();
+                    ctx.fact(Fact::ParkAsked { topic });
                     ctx.reach("a topic was parked by hand");
                 }
                 !self.tripped.is_empty()

@@ -292,7 +292,7 @@ impl Machine {
             };
             self.park(waiting, why);
         } else if self.settings.on_poison == OnPoison::Park
-            && (self.held.has_key(key) || self.trial.has_key(key))
+            && (self.held.has_key(key) || self.trial.has_before(key, ticket))
         {
             self.ledger.held(ticket, topic, waiting.record.size());
             self.held.push(Waiting {
@@ -435,7 +435,8 @@ impl Machine {
         if self.is_halted(row.event_id(shape)) {
             return Fate::Halted;
         }
-        let is_behind = self.held.has_key(hash) || self.trial.has_key(hash);
+        // What is tried stays when everything else has to come again: this may be an earlier one.
+        let is_behind = self.held.has_key(hash) || self.trial.has_before(hash, ticket);
         let is_usable = self.topics.partitions(topic).is_some();
         if self.tails.is_on() {
             if !is_ready {

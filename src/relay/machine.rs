@@ -347,7 +347,8 @@ impl Machine {
             && self.producer == Producer::Ready
             && (self.ending.is_none() || self.awaits_commit())
             && self.poisoned.is_none()
-            && self.gate.is_none()
+            // Nothing behind the event to halt at was taken: what was lost stands before it.
+            && (self.gate.is_none() || self.ledger.lost_events() > 0)
             && self.parked_is_known
             && load.in_flight_events < self.settings.in_flight_events_max
             && load.in_flight_bytes + load.held_bytes < self.settings.in_flight_bytes_max

@@ -41,6 +41,8 @@ struct Flight {
     is_appended: bool,
     /// Its client has given it up.
     is_orphan: bool,
+    /// It is not on the wire: its client waits with the next attempt.
+    is_at_rest: bool,
     /// And the network holds it back for longer than a tail is watched.
     is_stuck: bool,
 }
@@ -350,6 +352,7 @@ impl Broker {
                 msgs,
                 is_appended: false,
                 is_orphan: false,
+                is_at_rest: false,
                 is_stuck: false,
             };
             self.flights.insert(flight, body);
@@ -360,7 +363,7 @@ impl Broker {
 
     /// A batch reaches the broker, or fails to.
     pub fn flight(&mut self, id: FlightId, ctx: &mut Ctx) {
-        let Some(flight) = self.flights.get(&id) else {
+        let Some(flight) = self.flights.get_mut(&id) else {
             return;
         };
         if !self.is_up {
@@ -369,7 +372,7 @@ impl Broker {
                 self.flights.remove(&id);
             } else {
                 let pause = ctx.rng.millis(50, 500);
-                ctx.after(pause, Event::Flight(id));
+                self.try_later(id, pause, ctx);
             }
             return;
         }
@@ -377,6 +380,7 @@ impl Broker {
             self.orphan(id, ctx);
             return;
         }
+        flight.is_at_rest = false;
         let partitions = self.topics.get(&flight.lane.0).map(|t| t.partitions);
         if partitions.is_none_or(|partitions| flight.lane.1 >= partitions) {
             self.without_topic(id, ctx);
@@ -400,11 +404,18 @@ impl Broker {
         self.respond(id, ctx);
     }
 
+    fn try_later(&mut self, id: FlightId, pause: Duration, ctx: &mut Ctx) {
+        self.flights.get_mut(&id).expect("the caller has it").is_at_rest = true;
+        ctx.after(pause, Event::Flight(id));
+    }
+
     /// What a dead producer had put on the wire: written yet, or not, or later than anybody waits.
     fn orphan(&mut self, id: FlightId, ctx: &mut Ctx) {
         let flight = &self.flights[&id];
+        let topic = self.topics.get(&flight.lane.0);
+        let is_there = topic.is_some_and(|topic| flight.lane.1 < topic.partitions);
         let is_taken =
-            !flight.is_appended && self.topics.contains_key(&flight.lane.0) && !self.is_refused(id);
+            !flight.is_appended && !flight.is_at_rest && is_there && !self.is_refused(id);
         if is_taken && !flight.is_stuck && ctx.rng.permille(30) {
             ctx.reach("a request is stuck in the network");
             self.flights.get_mut(&id).expect("looked up").is_stuck = true;
@@ -623,7 +634,7 @@ impl Broker {
     fn without_topic(&mut self, id: FlightId, ctx: &mut Ctx) {
         if ctx.rng.permille(700) {
             let pause = ctx.rng.millis(100, 1_000);
-            ctx.after(pause, Event::Flight(id));
+            self.try_later(id, pause, ctx);
             return;
         }
         let flight = self.flights.remove(&id).expect("the caller has it");

@@ -78,7 +78,7 @@ impl Machine {
             at_risk: self.ledger.at_risk(),
             delivered_below: self.ledger.delivered_below(),
         };
-        let (topics, tails) = (&self.topics, &self.tails);
+        let (topics, tails, held) = (&self.topics, &self.tails, &self.held);
         let sent = self.trial.next_group(bounds, now, |item| {
             let partitions = if item.is_probe {
                 topics.partitions_anyway(item.topic)
@@ -86,7 +86,8 @@ impl Machine {
                 topics.partitions(item.topic)
             }?;
             if let Source::Event(waiting) = &item.source
-                && !tails.is_read(item.topic, waiting.origin.position.commit_lsn)
+                && (!tails.is_read(item.topic, waiting.origin.position.commit_lsn)
+                    || held.has_before(waiting))
             {
                 return None;
             }

@@ -175,6 +175,18 @@ pub struct Parked {
     pub is_keyless_retried: bool,
     /// The registry's count of changes by hand, as of this look.
     pub touched: i64,
+    /// The highest number that a dead letter has; 0 where there is none.
+    pub last_id: i64,
+}
+
+/// How far the database was when dead letters had been committed: one that is not so far any more is
+/// a copy of an earlier time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Its log was flushed up to there.
+    pub flushed: Lsn,
+    /// As [`Parked::last_id`].
+    pub last_id: i64,
 }
 
 /// A dead letter to publish.

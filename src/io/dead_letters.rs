@@ -77,6 +77,7 @@ pub async fn load(
     let touched = touched(client, table_oid).await?;
     Ok(Parked {
         touched,
+        last_id: last_id(client, table_oid).await?,
         keys: keys(client, table_oid).await?,
         settled: settled(client, table_oid, generation, confirmed).await?,
         tripped: tripped(client, table_oid).await?,
@@ -256,6 +257,22 @@ pub async fn untrip(client: &Client, table_oid: u32, topic: &str) -> Result<(), 
         .await
         .map(|_| ())
         .map_err(|e| db_error(&e))
+}
+
+/// The highest number that a dead letter has; 0 where there is none.
+///
+/// # Errors
+/// 42501 where the role may not read the table; or the conversation's.
+pub async fn last_id(client: &Client, table_oid: u32) -> Result<i64, DbError> {
+    let row = client
+        .query_one(
+            "select coalesce((select id from walrelay.dead_letter \
+             where table_oid = $1 order by id desc limit 1), 0)",
+            &[&table_oid],
+        )
+        .await
+        .map_err(|e| db_error(&e))?;
+    get(&row, 0)
 }
 
 /// How far the server's log is on disk.

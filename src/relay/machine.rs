@@ -184,6 +184,8 @@ pub struct Machine {
     look_at: Moment,
     /// The registry's count of changes by hand, as it was looked at; and whether it has moved.
     touched: i64,
+    /// The highest number of a dead letter that was seen.
+    last_letter: i64,
     is_touched: bool,
     pub(super) tails: Tails,
     /// A stream was opened since the lead was taken: the server is the one whose events we have.
@@ -277,6 +279,7 @@ impl Machine {
             is_looking: false,
             look_at: Moment::ZERO,
             touched: 0,
+            last_letter: 0,
             is_touched: false,
             tails: Tails::default(),
             is_server_known: false,

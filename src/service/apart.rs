@@ -83,7 +83,7 @@ impl Service {
 
     pub(super) fn on_letters(&mut self, answer: Answer, now: Moment) {
         match answer {
-            Answer::Parked { epoch, flushed } => self.machine.on_parked(epoch, flushed, now),
+            Answer::Parked { epoch, written } => self.machine.on_parked(epoch, written, now),
             Answer::NotParked {
                 epoch,
                 letters,

@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::jobs::{Done, Link, Surroundings};
-use crate::dead_letter::{DeadLetter, EventKey, Parked, Settlement, Stored};
+use crate::dead_letter::{DeadLetter, EventKey, Parked, Settlement, Stored, Written};
 use crate::error::DbError;
 use crate::fault::{self, Point};
 use crate::io::{connect, dead_letters, kafka, registry};
@@ -22,8 +22,7 @@ const STANDBY_WITHIN: Duration = Duration::from_secs(10);
 pub enum Answer {
     Parked {
         epoch: u64,
-        /// The log was flushed up to there after they were committed.
-        flushed: Lsn,
+        written: Written,
     },
     NotParked {
         epoch: u64,
@@ -77,7 +76,7 @@ fn unheard(written: Result<(), DbError>) -> Answer {
 /// Writes letters and waits until no failover can lose them.
 async fn park(around: &Surroundings, link: &Link, epoch: u64, letters: Vec<DeadLetter>) -> Answer {
     match park_over(around, link, &letters).await {
-        Ok(flushed) => Answer::Parked { epoch, flushed },
+        Ok(written) => Answer::Parked { epoch, written },
         Err(why) => Answer::NotParked {
             epoch,
             letters,
@@ -86,7 +85,11 @@ async fn park(around: &Surroundings, link: &Link, epoch: u64, letters: Vec<DeadL
     }
 }
 
-async fn park_over(around: &Surroundings, link: &Link, letters: &[DeadLetter]) -> Result<Lsn, Ill> {
+async fn park_over(
+    around: &Surroundings,
+    link: &Link,
+    letters: &[DeadLetter],
+) -> Result<Written, Ill> {
     let in_words = |error: DbError| ill(&error, around);
     let event_id = || {
         let first = letters.first().map_or(&[][..], |letter| &letter.event_id);
@@ -97,11 +100,14 @@ async fn park_over(around: &Surroundings, link: &Link, letters: &[DeadLetter]) -
         .await
         .map_err(in_words)?;
     fault::reached(Point::Parked, event_id).map_err(|e| injected(&e))?;
-    let flush = dead_letters::flush_lsn(&link.client)
+    let flushed = dead_letters::flush_lsn(&link.client)
         .await
         .map_err(in_words)?;
-    wait_for_standbys(around, link, flush).await?;
-    Ok(flush)
+    let last_id = dead_letters::last_id(&link.client, link.table_oid)
+        .await
+        .map_err(in_words)?;
+    wait_for_standbys(around, link, flushed).await?;
+    Ok(Written { flushed, last_id })
 }
 
 /// A standby that is promoted must have the dead letters that the slot has passed.

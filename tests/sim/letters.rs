@@ -94,7 +94,12 @@ impl Letters {
                 .parked()
                 .any(|row| row.letter.key.is_none() && row.is_marked),
             touched: self.touched,
+            last_id: self.last_id(),
         }
+    }
+
+    pub fn last_id(&self) -> i64 {
+        i64::try_from(self.rows.len()).expect("few rows")
     }
 
     /// An event that has a row keeps that one.

@@ -10,8 +10,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use super::{Ill, Lead, Machine, Moment, Notice, Order, Poisoned, Reopen, Stream};
-use crate::dead_letter::{DeadLetter, EventKey, Parked, Reason, Tripped, Why};
-use crate::lsn::Lsn;
+use crate::dead_letter::{DeadLetter, EventKey, Parked, Reason, Tripped, Why, Written};
 use crate::record::Ticket;
 use crate::relay::held::Waiting;
 use crate::relay::orders::{OnPoison, Statement};
@@ -36,6 +35,8 @@ pub(super) struct Parking {
     /// Of how many events of each key that is true.
     under_way: HashMap<EventKey, usize>,
     under_way_at_look: HashSet<EventKey>,
+    /// The highest number of a dead letter that was known when the look began.
+    last_at_look: i64,
     /// Answers to what was asked before everything was forgotten say nothing.
     pub(super) epoch: u64,
     rest: Duration,
@@ -285,6 +286,8 @@ impl Machine {
 
     pub(super) fn learn_parked(&mut self, parked: Parked, now: Moment) {
         let is_by_hand = parked.touched > self.touched;
+        let is_older = parked.last_id < self.parking.last_at_look;
+        self.last_letter = self.last_letter.max(parked.last_id);
         self.touched = parked.touched;
         self.is_looking = false;
         self.parked_is_known = true;
@@ -297,9 +300,9 @@ impl Machine {
                 || retry.is_about(key)
         };
         let gone = self.parked.looked(parked, is_under_way);
-        if gone > 0 && !is_by_hand {
+        if is_older || (gone > 0 && !is_by_hand) {
             // Committed, and not there: this is not the table that they were written to.
-            let what = format!("the dead letters of {gone} keys are gone");
+            let what = "dead letters that were written are gone".to_owned();
             self.other_history(what, now);
         }
         for tripped in tripped {
@@ -330,6 +333,7 @@ impl Machine {
         self.topics.untrip_all();
         self.retry = super::retry::Retry::default();
         self.parked_is_known = false;
+        self.last_letter = 0;
         self.is_looking = false;
         self.is_trial_purged = false;
         if self.trial.clear() {
@@ -392,13 +396,13 @@ impl Machine {
             .min()
     }
 
-    /// Letters are in the table for good, and so is the server's log up to `flushed`: one that ends
-    /// before is a copy that lacks them.
-    pub fn on_parked(&mut self, epoch: u64, flushed: Lsn, now: Moment) {
+    /// Letters are in the table for good: a server that is not so far is a copy that lacks them.
+    pub fn on_parked(&mut self, epoch: u64, written: Written, now: Moment) {
         if epoch != self.parking.epoch {
             return;
         }
-        self.received_ever = self.received_ever.max(flushed);
+        self.received_ever = self.received_ever.max(written.flushed);
+        self.last_letter = self.last_letter.max(written.last_id);
         self.parking.trouble = None;
         self.parking.rest = REST_MIN;
         for (ticket, key) in std::mem::take(&mut self.parking.out) {
@@ -436,6 +440,7 @@ impl Machine {
     pub(super) fn look_begins(&mut self) {
         self.parked.look();
         self.parking.under_way_at_look = self.parking.keys_under_way();
+        self.parking.last_at_look = self.last_letter;
     }
 
     fn pump_look(&mut self, now: Moment) {

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use walrelay::dead_letter::{EventKey, Parked, Stored};
-use walrelay::lsn::{Lsn, PgTimestamp};
+use walrelay::dead_letter::{EventKey, Parked, Stored, Written};
+use walrelay::lsn::PgTimestamp;
 use walrelay::record::{Record, Ticket};
 use walrelay::relay::orders::{Heard, Ill, Statement};
 use walrelay::tail::TailAnswer;
@@ -25,7 +25,7 @@ const UNANSWERED: Duration = Duration::from_secs(10);
 pub enum Told {
     Parked {
         epoch: u64,
-        flushed: Lsn,
+        written: Written,
     },
     Known(Box<Parked>),
     Loaded(Vec<Stored>),
@@ -138,7 +138,11 @@ impl Process {
         let told = match op {
             Statement::Park { epoch, letters } => {
                 table.park(&letters, ctx);
-                Told::Parked { epoch, flushed }
+                let last_id = table.last_id();
+                Told::Parked {
+                    epoch,
+                    written: Written { flushed, last_id },
+                }
             }
             Statement::Look => Told::Known(Box::new(table.load(super::GENERATION, confirmed))),
             Statement::LoadRetry { passed } => {
@@ -191,7 +195,7 @@ impl Process {
     pub(super) fn on_letters(&mut self, told: Told, now: Duration) {
         let machine = &mut self.machine;
         match told {
-            Told::Parked { epoch, flushed } => machine.on_parked(epoch, flushed, now),
+            Told::Parked { epoch, written } => machine.on_parked(epoch, written, now),
             Told::Known(parked) => machine.on_parked_known(*parked, now),
             Told::Loaded(letters) => machine.on_retry_loaded(letters, now),
             Told::Settled { epoch, free } => machine.on_settled(epoch, &free, now),

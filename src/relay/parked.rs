@@ -12,6 +12,7 @@ struct Entry {
     is_retried: bool,
     /// The look at the database that was the last one begun when the key was parked.
     since_look: u64,
+    may_be_free: bool,
 }
 
 #[derive(Debug, Default)]
@@ -121,6 +122,7 @@ impl ParkedKeys {
             from,
             is_retried,
             since_look,
+            may_be_free: false,
         };
         self.keys
             .entry(hash_of(&key))
@@ -146,6 +148,14 @@ impl ParkedKeys {
         }
         if list.is_empty() {
             self.keys.remove(&hash);
+        }
+    }
+
+    /// The table had nothing of the key any more while some of it was on its way there: that may
+    /// have arrived before, or still be to come. The next look tells.
+    pub fn doubt(&mut self, key: &EventKey) {
+        if let Some(entry) = self.entry_mut(key) {
+            entry.may_be_free = true;
         }
     }
 
@@ -184,8 +194,11 @@ impl ParkedKeys {
                 continue;
             }
             if entry.since_look >= old.looks || is_under_way(&key) {
-                self.insert(key, entry.from, entry.is_retried, entry.since_look);
-            } else {
+                self.insert(key.clone(), entry.from, entry.is_retried, entry.since_look);
+                if entry.may_be_free {
+                    self.doubt(&key);
+                }
+            } else if !entry.may_be_free {
                 gone += 1;
             }
         }

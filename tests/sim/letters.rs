@@ -143,9 +143,8 @@ impl Letters {
         };
         let mut due: Vec<&Row> = Vec::new();
         for rows in self.by_key().values() {
-            let is_due = rows.iter().any(|row| row.is_marked) && rows[0].letter.position < below;
-            if is_due {
-                due.extend(rows);
+            if rows.iter().any(|row| row.is_marked) {
+                due.extend(rows.iter().filter(|row| row.letter.position < below));
             }
         }
         due.extend(self.parked().filter(|row| {

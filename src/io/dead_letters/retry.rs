@@ -15,9 +15,9 @@ use crate::io::side::db_error;
 use crate::lsn::{Lsn, PgTimestamp, Xid};
 use crate::record::{Header, KafkaCode, Record};
 
-/// The dead letters to publish next, each key's in order and from its first on. Of keys whose first
-/// one is below (`generation`, `passed`), and, of those without a key, the marked ones there. At most
-/// `rows_max`; about `bytes_max`, and one at least.
+/// The dead letters to publish next, each key's in order and from its first on; those without a key
+/// where they are marked. All are below (`generation`, `passed`): what the stream may still bring
+/// again would be published twice. At most `rows_max`; about `bytes_max`, and one at least.
 ///
 /// # Errors
 /// 42501 where the role may not read the table; or the conversation's.
@@ -76,17 +76,12 @@ const DUE_KEYS: &str = "\
         order by d.key_hash limit 1) n) \
     select r.id, r.size, r.value_in_table, m.key_hash::text \
     from marked m cross join lateral ( \
-      select (d.slot_generation, d.commit_lsn) < ($2, $3) as passed \
-      from walrelay.dead_letter d where d.table_oid = $1 and d.status = 'parked' \
-      and d.key_hash = m.key_hash \
-      order by d.slot_generation, d.commit_lsn, d.ordinal limit 1) f \
-    cross join lateral ( \
       select d.id, d.value_in_table, coalesce(pg_catalog.octet_length(d.value), 0)::bigint \
         + pg_catalog.octet_length(d.key) + pg_catalog.pg_column_size(d.header_values) as size \
       from walrelay.dead_letter d where d.table_oid = $1 and d.status = 'parked' \
-      and d.key_hash = m.key_hash \
+      and d.key_hash = m.key_hash and (d.slot_generation, d.commit_lsn) < ($2, $3) \
       order by d.slot_generation, d.commit_lsn, d.ordinal limit $4) r \
-    where f.passed limit $4";
+    limit $4";
 
 const DUE_KEYLESS: &str = "\
     select d.id, coalesce(pg_catalog.octet_length(d.value), 0)::bigint \

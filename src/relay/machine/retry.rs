@@ -266,7 +266,9 @@ impl Machine {
         let delivered = self.retry.settlement.delivered.len();
         for key in free {
             // What was parked of it since is retried next.
-            if !self.retry.parked_since.contains(key) {
+            if self.retry.parked_since.contains(key) {
+                self.parked.doubt(key);
+            } else {
                 self.parked.unpark(key);
             }
         }

@@ -26,6 +26,9 @@ impl Machine {
     }
 
     pub(super) fn end(&mut self, why: Why, text: String, deadline: Duration, now: Moment) {
+        // A server that shuts down is held up no longer because somebody ends the relay as well.
+        let before = self.ending.as_ref().map(|ending| ending.deadline);
+        let deadline = before.map_or(deadline, |at| at.saturating_sub(now).min(deadline));
         self.say(match why {
             Why::Failed(..) => Notice::Failing(text),
             Why::Asked | Why::ServerStops => Notice::Draining {

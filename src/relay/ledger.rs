@@ -3,7 +3,8 @@
 //!
 //! A transaction is recognised across reconnects by its [`Triple`]. W is the triple of the last
 //! transaction of the contiguous delivered prefix; what the server sends again up to W is passed
-//! over, what it sends again after W is matched against what was taken, one by one.
+//! over, what it sends again after W is matched against what was taken, one by one. Before there is
+//! a W, what comes again in front of the first one taken is passed over: another leader delivered it.
 //!
 //! ```text
 //!   re-sent below W │ W │ taken, not yet all delivered │ new
@@ -257,8 +258,12 @@ impl Ledger {
             };
         }
         if let Some(expected) = self.taken.get(self.next).map(|t| t.triple) {
+            // Nothing that we took is delivered yet: what stands before it another leader delivered.
+            let is_first = self.w.is_none() && self.next == 0;
             return if found == expected {
                 Ok(Kind::Resent)
+            } else if is_first && found.commit_lsn < expected.commit_lsn {
+                Ok(Kind::BelowW)
             } else {
                 Err(OtherHistory::Different { expected, found })
             };

@@ -111,6 +111,8 @@ impl ParkedKeys {
         let since_look = self.looks;
         if let Some(entry) = self.entry_mut(key) {
             entry.from = entry.from.min(from);
+            // A look that began before may miss this event, and find the others gone.
+            entry.since_look = since_look;
             return false;
         }
         self.insert(key.clone(), from, false, since_look);

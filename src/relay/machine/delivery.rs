@@ -371,6 +371,8 @@ impl Machine {
                 // What can be no record waits for no topic, unless that is tripped.
                 let is_condemned = waiting.verdict.is_some() && !topics.is_tripped(waiting.topic);
                 is_condemned
+                    // What is in its topic already waits for nothing, a tripped topic included.
+                    || tails.has(waiting.topic, at, &waiting.origin.event_id)
                     || (topics.partitions(waiting.topic).is_some()
                         && tails.is_read(waiting.topic, at))
             },

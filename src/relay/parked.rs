@@ -12,7 +12,6 @@ struct Entry {
     is_retried: bool,
     /// The look at the database that was the last one begun when the key was parked.
     since_look: u64,
-    may_be_free: bool,
 }
 
 #[derive(Debug, Default)]
@@ -124,7 +123,6 @@ impl ParkedKeys {
             from,
             is_retried,
             since_look,
-            may_be_free: false,
         };
         self.keys
             .entry(hash_of(&key))
@@ -153,14 +151,6 @@ impl ParkedKeys {
         }
     }
 
-    /// The table had nothing of the key any more while some of it was on its way there: that may
-    /// have arrived before, or still be to come. The next look tells.
-    pub fn doubt(&mut self, key: &EventKey) {
-        if let Some(entry) = self.entry_mut(key) {
-            entry.may_be_free = true;
-        }
-    }
-
     /// The retry of the key failed: it is not tried again by itself.
     pub fn give_up_retry(&mut self, key: &EventKey) {
         if let Some(entry) = self.entry_mut(key)
@@ -178,8 +168,8 @@ impl ParkedKeys {
 
     /// What the look showed. A key that it does not show has no dead letter any more (they were
     /// discarded), unless it was parked since, or some of it `is_under_way` to the table or from
-    /// it. Returns how many such keys there were.
-    pub fn looked(&mut self, parked: Parked, is_under_way: impl Fn(&EventKey) -> bool) -> usize {
+    /// it.
+    pub fn looked(&mut self, parked: Parked, is_under_way: impl Fn(&EventKey) -> bool) {
         let mut old = std::mem::take(self);
         self.looks = old.looks;
         self.settled = parked.settled.into_iter().collect();
@@ -190,21 +180,14 @@ impl ParkedKeys {
             }
             self.insert(shown.key, shown.from, shown.is_retried, 0);
         }
-        let mut gone = 0;
         for (key, entry) in old.keys.drain().flat_map(|(_, list)| list) {
             if self.is_parked(&key) {
                 continue;
             }
             if entry.since_look >= old.looks || is_under_way(&key) {
-                self.insert(key.clone(), entry.from, entry.is_retried, entry.since_look);
-                if entry.may_be_free {
-                    self.doubt(&key);
-                }
-            } else if !entry.may_be_free {
-                gone += 1;
+                self.insert(key, entry.from, entry.is_retried, entry.since_look);
             }
         }
-        gone
     }
 
     /// Everything, for another history or another leader.

@@ -285,7 +285,6 @@ impl Machine {
     }
 
     pub(super) fn learn_parked(&mut self, parked: Parked, now: Moment) {
-        let is_by_hand = parked.touched > self.touched;
         let is_older = parked.last_id < self.parking.last_at_look;
         self.last_letter = self.last_letter.max(parked.last_id);
         self.touched = parked.touched;
@@ -299,8 +298,8 @@ impl Machine {
                 || parking.under_way_at_look.contains(key)
                 || retry.is_about(key)
         };
-        let gone = self.parked.looked(parked, is_under_way);
-        if is_older || (gone > 0 && !is_by_hand) {
+        self.parked.looked(parked, is_under_way);
+        if is_older {
             // Committed, and not there: this is not the table that they were written to.
             let what = "dead letters that were written are gone".to_owned();
             self.other_history(what, now);

@@ -266,9 +266,7 @@ impl Machine {
         let delivered = self.retry.settlement.delivered.len();
         for key in free {
             // What was parked of it since is retried next.
-            if self.retry.parked_since.contains(key) {
-                self.parked.doubt(key);
-            } else {
+            if !self.retry.parked_since.contains(key) {
                 self.parked.unpark(key);
             }
         }

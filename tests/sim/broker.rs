@@ -405,7 +405,10 @@ impl Broker {
     }
 
     fn try_later(&mut self, id: FlightId, pause: Duration, ctx: &mut Ctx) {
-        self.flights.get_mut(&id).expect("the caller has it").is_at_rest = true;
+        self.flights
+            .get_mut(&id)
+            .expect("the caller has it")
+            .is_at_rest = true;
         ctx.after(pause, Event::Flight(id));
     }
 

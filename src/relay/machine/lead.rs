@@ -86,8 +86,9 @@ impl Machine {
                 (None, None) if led.is_writable => led.consistent_point,
                 (None, Some(_) | None) => None,
             };
-            self.stored_stop = led.stop.map(|stop| stop.reported);
         }
+        // Of a restored copy it may be one that was erased long ago in the database that is gone.
+        self.stored_stop = led.stop.map(|stop| stop.reported);
         self.has_led = true;
         self.generation = led.generation;
         self.is_looking = false;

@@ -655,3 +655,48 @@ impl Ledger {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lsn::Xid;
+
+    fn triple(commit_lsn: u64) -> Triple {
+        Triple {
+            commit_lsn: Lsn(commit_lsn),
+            xid: Xid(7),
+            commit_time: PgTimestamp(1),
+        }
+    }
+
+    fn transaction(ledger: &mut Ledger, commit_lsn: u64) -> Result<Take, OtherHistory> {
+        ledger.begin(triple(commit_lsn));
+        let take = ledger.insert(b"id")?;
+        ledger.commit(Lsn(commit_lsn + 10))?;
+        Ok(take)
+    }
+
+    /// The slot went back, below the first transaction that this process was ever sent.
+    #[test]
+    fn what_another_leader_had_delivered_is_passed_over_until_ours_comes_by() {
+        let mut ledger = Ledger::default();
+        ledger.session_started(Lsn(90));
+        let first = transaction(&mut ledger, 100);
+        assert!(matches!(first, Ok(Take::New(_))));
+        ledger.session_started(Lsn(50));
+        assert_eq!(transaction(&mut ledger, 60), Ok(Take::PassOver));
+        assert_eq!(ledger.flush(), Lsn::INVALID);
+        assert_eq!(transaction(&mut ledger, 100), Ok(Take::PassOver));
+        assert!(matches!(transaction(&mut ledger, 120), Ok(Take::New(_))));
+    }
+
+    #[test]
+    fn what_comes_instead_of_the_first_transaction_taken_is_another_history() {
+        let mut ledger = Ledger::default();
+        ledger.session_started(Lsn(90));
+        assert!(transaction(&mut ledger, 100).is_ok());
+        ledger.session_started(Lsn(50));
+        assert!(transaction(&mut ledger, 60).is_ok());
+        assert!(transaction(&mut ledger, 110).is_err());
+    }
+}

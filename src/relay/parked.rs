@@ -199,3 +199,44 @@ impl ParkedKeys {
         };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lsn::Lsn;
+
+    fn key(id: &str) -> EventKey {
+        EventKey {
+            aggregate_type: Some(Box::from(&b"order"[..])),
+            aggregate_id: Box::from(id.as_bytes()),
+        }
+    }
+
+    fn at(commit_lsn: u64) -> Position {
+        Position {
+            generation: 1,
+            commit_lsn: Lsn(commit_lsn),
+            ordinal: 0,
+        }
+    }
+
+    #[test]
+    fn a_key_that_a_look_does_not_show_is_free() {
+        let mut parked = ParkedKeys::default();
+        assert!(parked.park(&key("a"), at(10)));
+        parked.look();
+        parked.looked(Parked::default(), |_| false);
+        assert!(!parked.is_parked(&key("a")));
+    }
+
+    #[test]
+    fn an_event_parked_behind_others_since_the_look_began_keeps_its_key() {
+        let mut parked = ParkedKeys::default();
+        parked.park(&key("a"), at(10));
+        parked.look();
+        // Somebody has discarded the first; the look was made before this one was written.
+        assert!(!parked.park(&key("a"), at(20)));
+        parked.looked(Parked::default(), |_| false);
+        assert!(parked.is_parked(&key("a")));
+    }
+}

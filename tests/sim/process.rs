@@ -189,6 +189,8 @@ pub struct Process {
     turn_at: Option<Moment>,
     write_at: Moment,
     pub is_paused: bool,
+    /// Another history was met with events of the old one on their way.
+    must_purge: bool,
     /// What happened to its tasks while it did not run.
     pub frozen: Vec<Event>,
     pub exit: Option<Result<(), Failure>>,
@@ -229,6 +231,7 @@ impl Process {
             is_batch_shrunk: false,
             turn_at: None,
             write_at: now,
+            must_purge: false,
             is_paused: false,
             frozen: Vec::new(),
             exit: None,
@@ -468,6 +471,9 @@ impl Process {
                 };
                 self.spawn(step, env);
             }
+            Order::Open if self.must_purge => {
+                panic!("another history's events are still on their way");
+            }
             Order::Open => match (self.link, self.side) {
                 (Some(link), Some(_)) => {
                     self.opening = Some(self.spawn(Step::OpenIdentify { link }, env));
@@ -507,6 +513,7 @@ impl Process {
                 self.publisher.start_rebuild(&mut env.broker, &mut env.ctx);
             }
             Order::Rebuild(Purge::Everything) => {
+                self.must_purge = false;
                 self.publisher.forget_all(&mut env.broker, &mut env.ctx);
             }
             Order::Try(number, record) => self.send_apart(number, &record, env),
@@ -523,7 +530,12 @@ impl Process {
                 self.with_link(|link| Step::Store { link, stop, halted }, env);
             }
             Order::ClearHalted => self.with_link(|link| Step::ClearHalted { link }, env),
-            Order::Notice(notice) => self.log(&notice, env),
+            Order::Notice(notice) => {
+                if matches!(notice, Notice::OtherHistory(_)) {
+                    self.must_purge = self.publisher.in_flight() > 0;
+                }
+                self.log(&notice, env);
+            }
             Order::Exit(result) => self.exit = Some(result),
         }
     }

@@ -252,6 +252,7 @@ fn streaming(nobody: &mut Nobody) -> Machine {
     let settings = Settings {
         mapping: Mapping::default(),
         on_poison: OnPoison::Park,
+        on_gap: None,
         topic_grace: Duration::from_secs(300),
         process_id: "bench".to_owned(),
         in_flight_events_max: 10_000,

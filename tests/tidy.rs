@@ -20,8 +20,9 @@ fn may_import(room: &str) -> Option<&'static [&'static str]> {
         "error" => &["record", "lsn"],
         "fault" => &[],
         "finding" => &["error"],
+        "gap" => &["lsn"],
         "wire" => &["lsn"],
-        "relay" => &["wire", "record", "tail", "dead_letter", "lsn", "error"],
+        "relay" => &["wire", "record", "tail", "dead_letter", "gap", "lsn", "error"],
         "io" => &[
             "wire",
             "record",
@@ -32,12 +33,14 @@ fn may_import(room: &str) -> Option<&'static [&'static str]> {
             "error",
             "fault",
             "finding",
+            "gap",
         ],
         // How a topic is spelt and which columns make a record is parsed once, at the door.
         "config" => &[
             "cli",
             "dead_letter",
             "error",
+            "gap",
             "lsn",
             "record",
             "relay::mapping",
@@ -70,6 +73,7 @@ fn may_import(room: &str) -> Option<&'static [&'static str]> {
             "error",
             "fault",
             "finding",
+            "gap",
             "telemetry",
         ],
         "main" | "lib" => &[
@@ -80,6 +84,7 @@ fn may_import(room: &str) -> Option<&'static [&'static str]> {
             "error",
             "fault",
             "finding",
+            "gap",
             "io",
             "lsn",
             "record",

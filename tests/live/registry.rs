@@ -168,7 +168,7 @@ fn a_role_with_the_printed_grants_sees_and_writes_what_run_needs() {
         let ready = || {
             runtime().block_on(async {
                 let side = side(&source).await;
-                preflight::before_run(&side.client, &source, &Mapping::default()).await
+                preflight::before_run(&side.client, &source, &Mapping::default(), None).await
             })
         };
         let Err(NotReady::Refused(failure)) = ready() else {
@@ -215,7 +215,7 @@ fn an_unmet_need_of_run_has_its_exit_code() {
     let refused = |exit: i32, part: &str| {
         let result = runtime().block_on(async {
             let side = side(&source).await;
-            preflight::before_run(&side.client, &source, &Mapping::default()).await
+            preflight::before_run(&side.client, &source, &Mapping::default(), None).await
         });
         let Err(NotReady::Refused(failure)) = result else {
             panic!("not refused: {result:?}");

@@ -523,6 +523,8 @@ impl Process {
                 self.with_link(|link| Step::Store { link, stop, halted }, env);
             }
             Order::ClearHalted => self.with_link(|link| Step::ClearHalted { link }, env),
+            // The policy in here is to halt.
+            Order::BeginHeal(..) => unreachable!("a heal under the policy to halt"),
             Order::Notice(notice) => self.log(&notice, env),
             Order::Exit(result) => self.exit = Some(result),
         }
@@ -798,6 +800,6 @@ fn name_of(order: &Order) -> &'static str {
         Order::EraseStop => "EraseStop",
         Order::Store { .. } => "Store",
         Order::ClearHalted => "ClearHalted",
-        Order::Notice(_) | Order::Exit(_) => "",
+        Order::BeginHeal(..) | Order::Notice(_) | Order::Exit(_) => "",
     }
 }

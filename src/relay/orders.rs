@@ -452,9 +452,13 @@ impl fmt::Display for Notice {
                 f,
                 "healing: {rows} rows of the gap were delivered before, the next are read from the table"
             ),
+            Notice::Healed(0) => write!(
+                f,
+                "the gap is behind: no row was taken from the table, the new slot's stream goes on from here"
+            ),
             Notice::Healed(rows) => write!(
                 f,
-                "healed: {rows} rows were taken from the table, the new slot's stream goes on behind them"
+                "healed: {rows} rows were taken from the table, the new slot's stream goes on from there"
             ),
             Notice::TopicAbsent { topic, event_id } => {
                 let first = event_id.as_ref().map_or_else(String::new, |event_id| {

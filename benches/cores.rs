@@ -279,6 +279,7 @@ fn streaming(nobody: &mut Nobody) -> Machine {
         xlogpos: Lsn(1_000),
         confirmed_flush: Lsn(1),
         unfit: None,
+        heals: None,
     };
     machine.on_opened(&opened, now);
     let relation = xlog_data(Lsn(0), &relation());

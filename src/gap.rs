@@ -104,7 +104,10 @@ impl fmt::Display for Missing {
         if let Some((first, last)) = &self.times {
             write!(f, ", created from {first} to {last}")?;
         }
-        write!(f, "; those of them that were published just before the gap are among them")
+        write!(
+            f,
+            "; those of them that were published just before the gap are among them"
+        )
     }
 }
 

@@ -22,7 +22,15 @@ fn may_import(room: &str) -> Option<&'static [&'static str]> {
         "finding" => &["error"],
         "gap" => &["lsn"],
         "wire" => &["lsn"],
-        "relay" => &["wire", "record", "tail", "dead_letter", "gap", "lsn", "error"],
+        "relay" => &[
+            "wire",
+            "record",
+            "tail",
+            "dead_letter",
+            "gap",
+            "lsn",
+            "error",
+        ],
         "io" => &[
             "wire",
             "record",

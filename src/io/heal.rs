@@ -20,9 +20,9 @@ use std::time::Duration;
 use postgres_protocol::message::backend::DataRowBody;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
+use tokio_postgres::Client;
 use tokio_postgres::fallible_iterator::FallibleIterator;
 use tokio_postgres::types::PgLsn;
-use tokio_postgres::Client;
 
 use super::catalog::coverage_sql;
 use super::registry::{get, lsn};
@@ -189,7 +189,15 @@ pub async fn make_slot(
     let consistent_point = point
         .parse()
         .map_err(|_| DbError::Protocol(format!("{point} is no LSN")))?;
-    store_made(client, table_oid, consistent_point, &s1, &coverage, &identity).await
+    store_made(
+        client,
+        table_oid,
+        consistent_point,
+        &s1,
+        &coverage,
+        &identity,
+    )
+    .await
 }
 
 async fn store_made(
@@ -650,12 +658,7 @@ struct PageRead {
 }
 
 /// A row as a transaction of its own. Returns its id.
-fn write_row(
-    row: &DataRowBody,
-    oid: u32,
-    number: u64,
-    page: &mut Page,
-) -> Result<i64, DbError> {
+fn write_row(row: &DataRowBody, oid: u32, number: u64, page: &mut Page) -> Result<i64, DbError> {
     let buffer = row.buffer();
     let ranges: Vec<_> = row
         .ranges()
@@ -667,8 +670,12 @@ fn write_row(
     };
     let word = |at: usize| column(at).and_then(|bytes| std::str::from_utf8(bytes).ok());
     let no = |what: &str| DbError::Protocol(format!("a row of the table has no {what}"));
-    let id: i64 = word(0).and_then(|id| id.parse().ok()).ok_or_else(|| no("id"))?;
-    let xid: u64 = word(1).and_then(|xid| xid.parse().ok()).ok_or_else(|| no("xid"))?;
+    let id: i64 = word(0)
+        .and_then(|id| id.parse().ok())
+        .ok_or_else(|| no("id"))?;
+    let xid: u64 = word(1)
+        .and_then(|xid| xid.parse().ok())
+        .ok_or_else(|| no("xid"))?;
     let created = word(2).and_then(|micros| micros.parse().ok());
     let triple = Triple {
         commit_lsn: Lsn(number),

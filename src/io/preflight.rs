@@ -119,14 +119,14 @@ pub async fn before_run(
         let table = seen.table.as_ref().ok().and_then(Option::as_ref);
         row.heals || gap::policy(on_gap, table.is_some_and(is_whole)) != OnGap::Halt
     });
-    let refuses = |finding: &&Finding| {
-        finding.state == State::Failed && !(gaps_pass && finding.is_gap)
-    };
+    let refuses =
+        |finding: &&Finding| finding.state == State::Failed && !(gaps_pass && finding.is_gap);
     let is_refused = findings
         .iter()
         .filter(refuses)
         .any(|finding| !columns.contains(finding));
-    if let Some(failure) = finding::failure(findings.iter().filter(refuses)).filter(|_| is_refused) {
+    if let Some(failure) = finding::failure(findings.iter().filter(refuses)).filter(|_| is_refused)
+    {
         return Err(NotReady::Refused(failure));
     }
     if let Some(error) = seen.unanswered() {
@@ -166,7 +166,10 @@ fn columns_to_heal(table: &Table, mapping: &Mapping) -> Option<heal::Columns> {
     Some(heal::Columns {
         id: column(Part::Id, &["int8", "int4", "bigint", "integer"])?,
         xid: column(Part::Xid, &["xid8"])?,
-        created_at: column(Part::CreatedAt, &["timestamptz", "timestamp with time zone"]),
+        created_at: column(
+            Part::CreatedAt,
+            &["timestamptz", "timestamp with time zone"],
+        ),
     })
 }
 

@@ -12,11 +12,11 @@ use super::letters::{self, Answer};
 use crate::config::{CreateTopics, Database, Mapping, Source};
 use crate::error::{DbError, Failure};
 use crate::gap::{Cause, Gap, OnGap};
+use crate::io::heal::{self, Healing, Intent};
 use crate::io::preflight::{self, NotReady};
 use crate::io::registry::{self, Found, Prober};
 use crate::io::sample::{self, Sample};
 use crate::io::side::Side;
-use crate::io::heal::{self, Healing, Intent};
 use crate::io::slot::{IdentifySystem, Slot};
 use crate::io::{connect, kafka};
 use crate::lsn::Lsn;
@@ -367,7 +367,10 @@ pub async fn open(around: Arc<Surroundings>, link: Arc<Link>) -> Done {
     Done::Opened(open_over(&around, &link).await)
 }
 
-async fn open_over(around: &Surroundings, link: &Arc<Link>) -> Result<(Session, Opened), OpenError> {
+async fn open_over(
+    around: &Surroundings,
+    link: &Arc<Link>,
+) -> Result<(Session, Opened), OpenError> {
     let source = &around.source;
     let or_later = |error: DbError| {
         if error.heals_with_time() {
@@ -427,7 +430,10 @@ async fn open_over(around: &Surroundings, link: &Arc<Link>) -> Result<(Session, 
 /// What the publication covers is what it was when everything before was proved to be delivered.
 async fn still_covered(around: &Surroundings, link: &Link) -> Result<(), OpenError> {
     let differs = heal::publication_differs(&link.client, &around.source, link.table_oid);
-    if differs.await.map_err(|error| OpenError::Later(error.to_string()))? {
+    if differs
+        .await
+        .map_err(|error| OpenError::Later(error.to_string()))?
+    {
         return Err(gap(around, link, Cause::PublicationDiffers).await);
     }
     Ok(())
@@ -461,17 +467,22 @@ async fn open_heal(
     let source = &around.source;
     let later = |error: DbError| OpenError::Later(error.to_string());
     // Whatever the stream needs: a publication that is still not there would only lose more.
-    check(around, &link.client).await.map_err(|seek| match seek {
-        Seek::Refused(failure) => OpenError::Never(failure),
-        Seek::Later(why) | Seek::Elsewhere(why) => OpenError::Later(why),
-        Seek::Led(_) => OpenError::Later("the lead was taken anew".to_owned()),
-    })?;
+    check(around, &link.client)
+        .await
+        .map_err(|seek| match seek {
+            Seek::Refused(failure) => OpenError::Never(failure),
+            Seek::Later(why) | Seek::Elsewhere(why) => OpenError::Later(why),
+            Seek::Led(_) => OpenError::Later("the lead was taken anew".to_owned()),
+        })?;
     let columns = preflight::heal_columns(&link.client, source, &around.mapping)
         .await
         .map_err(later)?;
     let Some(columns) = columns else {
         return Err(OpenError::Never(Failure::refused(
-            format!("the gap cannot be healed: {} has no columns id and xid (xid8)", source.table),
+            format!(
+                "the gap cannot be healed: {} has no columns id and xid (xid8)",
+                source.table
+            ),
             "run with --on-gap halt to see what there is to do, or name them: --column id=COLUMN --column xid=COLUMN",
         )));
     };

@@ -29,7 +29,10 @@ fn s05_a_slot_that_was_dropped_is_made_anew_and_its_rows_are_published_once() {
         stage.wait_count("t", 20, MINUTE);
         stage.wait_confirmed(MINUTE);
         relay.stop();
-        sql.run(&format!("select pg_drop_replication_slot('{}')", stage.db.slot()));
+        sql.run(&format!(
+            "select pg_drop_replication_slot('{}')",
+            stage.db.slot()
+        ));
         emit(&sql, &mut committed, 20, 10);
         let mut relay = stage.run();
         relay.wait_for("the gap", MINUTE, |line| {

@@ -138,8 +138,8 @@ fn render_line(line: &str, schema: &str, table: &str, publication: Option<&str>)
 
 #[cfg(test)]
 mod tests {
-    use crate::io::sql::create_slot;
     use super::*;
+    use crate::io::sql::create_slot;
 
     fn table(schema: &str, name: &str) -> TableName {
         TableName {

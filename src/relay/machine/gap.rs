@@ -7,7 +7,7 @@
 use super::{
     Close, Failure, Feedback, Lsn, Machine, Moment, Notice, Opened, Order, Purge, Reopen, Stream,
 };
-use crate::gap::{self, Gap, OnGap};
+use crate::gap::{self, Cause, Gap, OnGap};
 
 impl Machine {
     pub(super) fn on_gap(&mut self, gap: Gap, now: Moment) {
@@ -28,8 +28,17 @@ impl Machine {
     }
 
     fn gap_failure(&self, gap: &Gap) -> Failure {
+        let keep = match &gap.cause {
+            Cause::SlotLost(_) => {
+                "raise max_slot_wal_keep_size (or idle_replication_slot_timeout), then "
+            }
+            Cause::SlotGone
+            | Cause::SlotMoved { .. }
+            | Cause::PublicationGone(_)
+            | Cause::PublicationDiffers => "",
+        };
         let ways = "run with --on-gap heal: a new slot is made, and what the stream does not carry is published once from the table; or with --on-gap skip: a new slot is made, and those rows are given up";
-        let failure = Failure::halted(gap.cause.to_string(), ways);
+        let failure = Failure::halted(gap.cause.to_string(), format!("{keep}{ways}"));
         let failure = match &gap.missing {
             Some(missing) => failure.because(missing.to_string()),
             None => failure,

@@ -252,6 +252,7 @@ fn streaming(nobody: &mut Nobody) -> Machine {
     let settings = Settings {
         mapping: Mapping::default(),
         on_poison: OnPoison::Park,
+        on_gap: None,
         topic_grace: Duration::from_secs(300),
         process_id: "bench".to_owned(),
         in_flight_events_max: 10_000,
@@ -278,6 +279,7 @@ fn streaming(nobody: &mut Nobody) -> Machine {
         xlogpos: Lsn(1_000),
         confirmed_flush: Lsn(1),
         unfit: None,
+        heals: None,
     };
     machine.on_opened(&opened, now);
     let relation = xlog_data(Lsn(0), &relation());

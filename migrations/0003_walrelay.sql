@@ -20,6 +20,7 @@ create table walrelay.relay (
   coverage          jsonb,                             -- what the publication covered when the slot was made
   made_table        boolean     not null,              -- init made the table: nobody but retention deletes from it
   intent            jsonb,                             -- a slot is being made: not null until the row describes it
+  heal              jsonb,                             -- a gap is being healed: what is proved (s0), the new slot's snapshot (s1), how far
   leader            text,                              -- process id (a uuid) of who led last
   -- The last clean stop; erased before the first status that passes it.
   stop_commit_lsn   pg_lsn,                            -- W: the last transaction delivered

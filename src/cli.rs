@@ -355,7 +355,8 @@ pub struct RunCli {
     /// [default: park]
     #[arg(long, value_name = "POLICY")]
     pub on_poison: Option<String>,
-    /// What to do where the stream may have skipped rows [default: halt]
+    /// What to do where rows are in no stream any more: `heal` (publish them from the table), `halt`,
+    /// or `skip` (give them up) [default: heal for the table that init made, else halt]
     #[arg(long, value_name = "POLICY")]
     pub on_gap: Option<String>,
     /// How long to keep streamed rows [default: off]

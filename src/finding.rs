@@ -29,6 +29,8 @@ pub struct Finding {
     pub remedy: Option<String>,
     /// How a start ends on it. `Refused` unless a decision is missing (`Halted`).
     pub exit: Exit,
+    /// Rows are in no stream any more: `--on-gap` says what becomes of it.
+    pub is_gap: bool,
 }
 
 impl Finding {
@@ -39,6 +41,7 @@ impl Finding {
             found: found.into(),
             remedy: None,
             exit: Exit::Refused,
+            is_gap: false,
         }
     }
 
@@ -69,6 +72,15 @@ impl Finding {
         Finding {
             remedy: Some(remedy.into()),
             ..Finding::new(subject, State::Failed, found)
+        }
+    }
+
+    /// A gap: exit code 4, unless the policy is another.
+    #[must_use]
+    pub fn gap(self) -> Self {
+        Finding {
+            is_gap: true,
+            ..self.halted()
         }
     }
 

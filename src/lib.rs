@@ -30,6 +30,7 @@ pub mod dead_letter;
 pub mod error;
 pub mod fault;
 pub mod finding;
+pub mod gap;
 pub mod io;
 pub mod lsn;
 pub mod record;

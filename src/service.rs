@@ -29,6 +29,7 @@ use crate::config::RunConfig;
 use crate::error::{self, Class, DbError, Exit, Failure};
 use crate::fault;
 
+use crate::io::heal::{self, Healing};
 use crate::io::kafka::{self, Publisher};
 use crate::io::side::Side;
 use crate::io::slot::{Frame, Intake, Slot, SlotError, Turn};
@@ -42,7 +43,7 @@ use crate::relay::orders::{
 };
 use crate::telemetry::{self, Peer};
 use health::{Sampler, Vitals};
-use jobs::{Done, Link, Surroundings};
+use jobs::{Done, Link, Session, Surroundings};
 use pace::Pace;
 
 /// Events that were given to the Kafka client and are not delivered.
@@ -88,6 +89,7 @@ pub async fn run_with(
 ) -> Result<(), Failure> {
     let settings = Settings {
         on_poison: config.on_poison,
+        on_gap: config.on_gap,
         topic_grace: config.topic_grace,
         mapping: config.mapping.clone(),
         process_id: process_id()?,
@@ -111,6 +113,7 @@ pub async fn run_with(
             topics: config.mapping.constant_topic().into_iter().collect(),
             mapping: config.mapping,
             create_topics: config.kafka.create_topics,
+            on_gap: config.on_gap,
             kafka,
             process_id,
             wal_sender_timeout: WAL_SENDER_TIMEOUT,
@@ -124,6 +127,7 @@ pub async fn run_with(
         link: None,
         sampler: Sampler::default(),
         slot: None,
+        heal: None,
         opening: None,
         reports: Vec::new(),
         pace: Pace::default(),
@@ -172,6 +176,8 @@ struct Service {
     link: Option<Arc<Link>>,
     sampler: Sampler,
     slot: Option<Slot>,
+    /// In the place of `slot`: the rows of a gap.
+    heal: Option<Box<Healing>>,
     opening: Option<JoinHandle<()>>,
     reports: Vec<Report>,
     pace: Pace,
@@ -188,6 +194,7 @@ enum Event {
     SideEnded(DbError),
     Kafka,
     Stream(Result<Turn, DbError>),
+    Heal(Result<heal::Turn, DbError>),
     Timeout,
 }
 
@@ -271,6 +278,7 @@ impl Service {
             apart,
             side,
             slot,
+            heal,
             ..
         } = self;
         tokio::select! {
@@ -281,6 +289,7 @@ impl Service {
             () = publisher.woken() => Event::Kafka,
             () = apart::woken(apart) => Event::Kafka,
             turn = stream_turn(slot, wants_wal) => Event::Stream(turn),
+            turn = heal_turn(heal, wants_wal) => Event::Heal(turn),
             () = tokio::time::sleep(timeout) => Event::Timeout,
         }
     }
@@ -313,20 +322,38 @@ impl Service {
             Event::Stream(Err(error)) => {
                 self.stream_ended(StreamEnd::Lost(error.to_string()), now);
             }
+            Event::Heal(Ok(heal::Turn::Read)) => {}
+            Event::Heal(Ok(heal::Turn::Healed(rows))) => self.healed(rows, now),
+            Event::Heal(Err(error)) => {
+                self.stream_ended(StreamEnd::Lost(error.to_string()), now);
+            }
             Event::Kafka | Event::Timeout => {}
         }
     }
 
+    fn healed(&mut self, rows: u64, now: Moment) {
+        let Some((generation, consistent_point)) = self.heal.take().map(|heal| heal.made()) else {
+            return;
+        };
+        if let Some(link) = &self.link {
+            link.generation.store(generation, Ordering::Relaxed);
+            link.heals.store(false, Ordering::Relaxed);
+        }
+        self.machine
+            .on_healed(rows, generation, consistent_point, now);
+    }
+
     fn stream_error(&self, error: &DbError) -> StreamEnd {
-        words::stream_error(error, &self.surroundings.source, self.surroundings.oid())
+        words::stream_error(error, &self.surroundings.source)
     }
 
     fn stream_ended(&mut self, end: StreamEnd, now: Moment) {
         self.vitals.postgres_failed(match &end {
             StreamEnd::Lost(_) => Class::Transient,
-            StreamEnd::Never(_) => Class::Definite,
+            StreamEnd::Never(_) | StreamEnd::Gap(_) => Class::Definite,
         });
         self.slot = None;
+        self.heal = None;
         self.pace.has_more = false;
         self.machine.on_stream_end(end, now);
     }
@@ -426,6 +453,13 @@ impl Service {
                 return;
             }
             taken += 1;
+            if let Some(heal) = &mut self.heal {
+                let Some(body) = heal.next_body() else {
+                    return;
+                };
+                self.machine.on_copy_data(body, now, &mut self.publisher);
+                continue;
+            }
             let Some(slot) = &mut self.slot else {
                 return;
             };
@@ -460,7 +494,8 @@ impl Service {
             }
         }
         // Shut in the middle of a gulp: what is left is taken when the machine wants it again.
-        self.pace.has_more = self.slot.as_ref().is_some_and(|slot| slot.buffered() > 0);
+        let has_rows = self.heal.as_ref().is_some_and(|heal| heal.has_more());
+        self.pace.has_more = has_rows || self.slot.as_ref().is_some_and(|slot| slot.buffered() > 0);
     }
 
     fn on_server_notice(
@@ -471,9 +506,8 @@ impl Service {
         now: Moment,
     ) {
         if sqlstate == "55000" {
-            let source = &self.surroundings.source;
-            let failure = words::rows_skipped(message, detail, source, self.surroundings.oid());
-            self.machine.on_rows_skipped(failure, now);
+            self.machine
+                .on_rows_skipped(words::rows_skipped(message, detail), now);
         } else {
             tracing::warn!(sqlstate, "the server says: {message}");
         }
@@ -492,6 +526,9 @@ impl Service {
                 Order::Open => self.open(now),
                 Order::Close(how) => self.close(how, now),
                 Order::Status(status) => {
+                    if let Some(heal) = &self.heal {
+                        heal.flushed(status.flush);
+                    }
                     if let Some(slot) = &mut self.slot {
                         slot.queue_status(&status.encode(wall_clock()));
                     }
@@ -520,6 +557,12 @@ impl Service {
                     self.with_link(|link| jobs::store(link, stop, halted));
                 }
                 Order::ClearHalted => self.with_link(jobs::clear_halted),
+                Order::BeginHeal(gap, policy) => {
+                    if let Some(link) = self.link.clone() {
+                        link.heals.store(true, Ordering::Relaxed);
+                        self.spawn(jobs::begin_heal(link, gap, policy));
+                    }
+                }
                 Order::Notice(notice) => self.log(&notice),
                 Order::Exit(result) => self.exit = Some(result),
             }
@@ -562,6 +605,7 @@ impl Service {
             opening.abort();
         }
         self.pace.has_more = false;
+        self.heal = None;
         match (self.slot.take(), how) {
             (Some(slot), Close::Finish) => {
                 self.spawn(jobs::finish(Box::new(slot)));
@@ -584,17 +628,20 @@ impl Service {
                 self.link = link;
                 self.machine.on_seek(*seek, now);
             }
-            Done::Opened(Ok((slot, opened))) => {
+            Done::Opened(Ok((session, opened))) => {
                 self.opening = None;
                 self.vitals.opened();
-                self.slot = Some(*slot);
+                match session {
+                    Session::Stream(slot) => self.slot = Some(*slot),
+                    Session::Heal(heal) => self.heal = Some(heal),
+                }
                 self.machine.on_opened(&opened, now);
             }
             Done::Opened(Err(error)) => {
                 self.opening = None;
                 self.vitals.postgres_failed(match &error {
                     OpenError::Later(_) => Class::Transient,
-                    OpenError::Never(_) => Class::Definite,
+                    OpenError::Never(_) | OpenError::Gap(_) => Class::Definite,
                 });
                 self.machine.on_open_failed(error, now);
             }
@@ -728,6 +775,17 @@ async fn stream_turn(slot: &mut Option<Slot>, wants_wal: bool) -> Result<Turn, D
         Intake::Closed
     };
     slot.turn(intake).await
+}
+
+async fn heal_turn(
+    heal: &mut Option<Box<Healing>>,
+    wants_wal: bool,
+) -> Result<heal::Turn, DbError> {
+    match heal {
+        // What was read goes first.
+        Some(heal) if wants_wal && !heal.has_more() => heal.turn().await,
+        Some(_) | None => std::future::pending().await,
+    }
 }
 
 /// What asks the relay to stop: once to drain, twice to end at once.

@@ -348,6 +348,7 @@ fn relay_config(source: Source, kafka: Kafka, prefix: &str) -> RunConfig {
         in_flight_bytes: 64 << 20,
         // Whoever watches should see it end.
         on_poison: OnPoison::Halt,
+        on_gap: None,
         topic_grace: Duration::from_secs(300),
     }
 }

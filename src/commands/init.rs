@@ -26,7 +26,7 @@ use crate::io::connect;
 use crate::io::registry::{self, Found};
 use crate::io::side::{Side, db_error};
 use crate::io::slot::{IdentifySystem, Slot, WAL_SENDER_TIMEOUT};
-use crate::io::sql::{quote_ident, quote_table, show_ident, show_table};
+use crate::io::sql::{create_slot, quote_ident, quote_table, show_ident, show_table};
 use crate::lsn::Lsn;
 use plan::{Plan, SlotWork};
 use slot::{Made, NotMade};
@@ -355,7 +355,7 @@ fn script(config: &InitConfig, seen: &Seen, plan: &Plan) -> String {
             )));
         }
         out.push_str("--   BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ;\n");
-        let create = migrations::create_slot(&source.slot, seen.server.version_num);
+        let create = create_slot(&source.slot, seen.server.version_num);
         out.push_str(&comment(&format!("  {create};")));
         out.push_str("--   select pg_current_snapshot();\n--   COMMIT;\n");
         out.push_str("-- and completes the row in walrelay.relay with what that snapshot is.\n\n");

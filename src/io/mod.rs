@@ -10,6 +10,7 @@ mod conversation;
 pub mod dead_letters;
 pub mod fetch;
 pub mod frames;
+pub mod heal;
 pub mod http;
 pub mod kafka;
 mod login;

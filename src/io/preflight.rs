@@ -13,11 +13,13 @@ mod swap;
 use tokio_postgres::Client;
 
 use super::catalog::{Publication, Table};
+use super::heal;
 use super::registry::{Registered, Server, SlotState};
 use super::sql::{quote_table, show_ident, show_table};
 use crate::config::{Mapping, Part, Source, TableName};
 use crate::error::{DbError, Failure};
 use crate::finding::{self, Finding, Group, State};
+use crate::gap::{self, OnGap};
 pub use fit::{kin, publication_needs, table_needs};
 pub use look::{Answer, OldTransaction, Registry, Seen, Session, look};
 pub use server::{
@@ -80,7 +82,8 @@ pub fn needed(mapping: &Mapping) -> Vec<Needed<'_>> {
 pub struct Ready {
     pub server: Server,
     pub registered: Registered,
-    pub slot: SlotState,
+    /// `None`: it is gone, and that is healed.
+    pub slot: Option<SlotState>,
     /// Worth a log line, no more.
     pub warnings: Vec<String>,
 }
@@ -94,6 +97,7 @@ pub async fn before_run(
     client: &Client,
     source: &Source,
     mapping: &Mapping,
+    on_gap: Option<OnGap>,
 ) -> Result<Ready, NotReady> {
     let seen = look(client, source).await?;
     if let Some(error) = seen.broken() {
@@ -109,10 +113,20 @@ pub async fn before_run(
         Ok(Some(table)) => fit::column_needs(&source.table, table, &needed(mapping)),
         Ok(None) | Err(_) => Vec::new(),
     };
+    let row = seen.registry.as_ref().ok().and_then(|r| r.row.as_ref());
+    let gaps_pass = row.is_some_and(|row| {
+        let is_whole = |table: &Table| is_provable(row, table, mapping);
+        let table = seen.table.as_ref().ok().and_then(Option::as_ref);
+        row.heals || gap::policy(on_gap, table.is_some_and(is_whole)) != OnGap::Halt
+    });
+    let refuses =
+        |finding: &&Finding| finding.state == State::Failed && !(gaps_pass && finding.is_gap);
     let is_refused = findings
         .iter()
-        .any(|finding| finding.state == State::Failed && !columns.contains(finding));
-    if let Some(failure) = finding::failure(&findings).filter(|_| is_refused) {
+        .filter(refuses)
+        .any(|finding| !columns.contains(finding));
+    if let Some(failure) = finding::failure(findings.iter().filter(refuses)).filter(|_| is_refused)
+    {
         return Err(NotReady::Refused(failure));
     }
     if let Some(error) = seen.unanswered() {
@@ -120,7 +134,7 @@ pub async fn before_run(
     }
     let slot = seen.slot(&source.slot).map(|slot| slot.state.clone());
     match (seen.registry?.row, slot) {
-        (Some(registered), Some(slot)) => Ok(Ready {
+        (Some(registered), slot) if slot.is_some() || gaps_pass => Ok(Ready {
             server: seen.server,
             registered,
             slot,
@@ -132,6 +146,44 @@ pub async fn before_run(
             "run it again",
         ))),
     }
+}
+
+/// May a heal be taken for complete? Where `init` made the table nobody but our own retention deletes
+/// rows, and a row's xid tells whether it is missing.
+fn is_provable(row: &Registered, table: &Table, mapping: &Mapping) -> bool {
+    row.made_table && columns_to_heal(table, mapping).is_some()
+}
+
+fn columns_to_heal(table: &Table, mapping: &Mapping) -> Option<heal::Columns> {
+    let column = |part: Part, types: &[&str]| {
+        let name = mapping.columns.get(part)?;
+        let mut columns = table.columns.iter();
+        let found = columns.find(|column| column.name == name)?;
+        types
+            .contains(&found.base_type.as_str())
+            .then(|| name.to_owned())
+    };
+    Some(heal::Columns {
+        id: column(Part::Id, &["int8", "int4", "bigint", "integer"])?,
+        xid: column(Part::Xid, &["xid8"])?,
+        created_at: column(
+            Part::CreatedAt,
+            &["timestamptz", "timestamp with time zone"],
+        ),
+    })
+}
+
+/// The columns that a heal reads by name, where the table has them.
+///
+/// # Errors
+/// Only the conversation's.
+pub async fn heal_columns(
+    client: &Client,
+    source: &Source,
+    mapping: &Mapping,
+) -> Result<Option<heal::Columns>, DbError> {
+    let table = super::catalog::table(client, &source.table).await?;
+    Ok(table.and_then(|table| columns_to_heal(&table, mapping)))
 }
 
 /// Does the table, as it is now, lack what the mapping names?

@@ -43,6 +43,8 @@ pub struct Registered {
     /// What `--existing` was when the intent was committed.
     pub intent_existing: Option<String>,
     pub made_table: bool,
+    /// A gap is being healed.
+    pub heals: bool,
 }
 
 /// The last clean stop.
@@ -184,7 +186,8 @@ async fn select(
         "select table_oid, slot_name, publication, system_identifier, timeline, slot_generation, \
          consistent_point, leader, stop_commit_lsn, stop_xid, stop_commit_time, stop_reported, \
          stop_complete, halted_event, halted_reason, halted_generation, intent is not null, \
-         intent->>'existing', made_table, stop_open::text, table_name \
+         intent->>'existing', made_table, stop_open::text, table_name, \
+         heal is not null \
          from walrelay.relay where {condition}"
     );
     let rows = client.query(&sql, params).await.map_err(|e| db_error(&e))?;
@@ -219,6 +222,7 @@ fn registered(row: &Row) -> Result<Registered, DbError> {
         intent: get(row, 16)?,
         intent_existing: get(row, 17)?,
         made_table: get(row, 18)?,
+        heals: get(row, 21)?,
     })
 }
 

@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use postgres_protocol::message::backend::{DataRowBody, Message};
+use postgres_protocol::message::backend::{DataRowBody, Field, Message};
 use postgres_protocol::message::frontend;
 use tokio_postgres::fallible_iterator::FallibleIterator;
 
@@ -21,6 +21,7 @@ use super::frames::{FrameError, Phase};
 use crate::config::Database;
 use crate::error::DbError;
 use crate::lsn::Lsn;
+use crate::wire::compose::ColumnType;
 
 pub use super::conversation::{Intake, Turn};
 
@@ -160,6 +161,44 @@ impl Slot {
                     refused = Some(server_error(body.fields()));
                 }
                 Message::ReadyForQuery(_) => return refused.map_or(Ok(rows), Err),
+                _ => {}
+            }
+        }
+    }
+
+    /// Runs one statement and shows each of its rows, in the text of the types' output functions.
+    /// A domain shows as the type that it is over.
+    ///
+    /// # Errors
+    /// As [`Slot::simple_query`].
+    pub async fn each_row(
+        &mut self,
+        sql: &str,
+        each: &mut impl FnMut(&[ColumnType], &DataRowBody),
+    ) -> Result<(), DbError> {
+        self.conversation
+            .send(|buf| frontend::query(sql, buf))
+            .await?;
+        let mut columns = Vec::new();
+        let mut refused = None;
+        loop {
+            let range = self.conversation.recv().await?;
+            match self.conversation.message(range)? {
+                Message::RowDescription(body) => {
+                    let field = |field: Field<'_>| {
+                        Ok(ColumnType {
+                            name: field.name().as_bytes().to_vec(),
+                            type_oid: field.type_oid(),
+                        })
+                    };
+                    let fields = body.fields().map(field).collect();
+                    columns = fields.map_err(|e| DbError::Protocol(e.to_string()))?;
+                }
+                Message::DataRow(row) => each(&columns, &row),
+                Message::ErrorResponse(body) if refused.is_none() => {
+                    refused = Some(server_error(body.fields()));
+                }
+                Message::ReadyForQuery(_) => return refused.map_or(Ok(()), Err),
                 _ => {}
             }
         }

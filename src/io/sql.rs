@@ -50,6 +50,20 @@ pub fn show_table(table: &TableName) -> String {
     format!("{}.{}", show_ident(&table.schema), show_ident(&table.name))
 }
 
+/// The replication command that makes the slot. The option list is of 15; failover slots of 17.
+#[must_use]
+pub fn create_slot(slot: &str, version_num: i32) -> String {
+    let failover = if version_num >= 170_000 {
+        ", FAILOVER true"
+    } else {
+        ""
+    };
+    format!(
+        "CREATE_REPLICATION_SLOT {} LOGICAL pgoutput (SNAPSHOT 'use'{failover})",
+        quote_ident(slot)
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,6 +19,7 @@
 
 mod delivery;
 mod ending;
+mod gap;
 mod isolation;
 mod lead;
 mod poison;
@@ -210,6 +211,10 @@ pub struct Machine {
     deliveries: Deliveries,
     tally: Vec<(u64, u64)>,
 
+    /// The present session, or the last one, carries the rows of a gap.
+    is_healing: bool,
+    is_provable: bool,
+
     // This process's past.
     has_led: bool,
     pub(super) generation: i64,
@@ -296,6 +301,8 @@ impl Machine {
             release_due: false,
             deliveries: Deliveries::default(),
             tally: Vec::new(),
+            is_healing: false,
+            is_provable: false,
             has_led: false,
             generation: 0,
             is_writable: true,

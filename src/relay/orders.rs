@@ -9,6 +9,7 @@ use super::topics::Grown;
 pub use crate::dead_letter::OnPoison;
 use crate::dead_letter::{DeadLetter, Parked, Reason, Settlement, Tripped};
 use crate::error::Failure;
+use crate::gap::{Gap, OnGap};
 use crate::lsn::{Lsn, PgTimestamp, Triple};
 use crate::record::{Record, Right, Ticket};
 use crate::wire::replication::StatusUpdate;
@@ -18,6 +19,8 @@ use crate::wire::replication::StatusUpdate;
 pub struct Settings {
     pub mapping: Mapping,
     pub on_poison: OnPoison,
+    /// `None`: heal where it can be proved to be complete.
+    pub on_gap: Option<OnGap>,
     /// For how long a topic may be absent before its keys are poisoned.
     pub topic_grace: Duration,
     /// Names this process in the registry: another's name there means that another has led.
@@ -100,6 +103,8 @@ pub enum Order {
         halted: Option<Halted>,
     },
     ClearHalted,
+    /// Commit to heal this gap, or to give it up; the next `Open` does it.
+    BeginHeal(Gap, OnGap),
     Notice(Notice),
     Exit(Result<(), Failure>),
 }
@@ -171,6 +176,10 @@ pub enum Notice {
         remedy: String,
     },
     OtherHistory(String),
+    Gap(Gap, OnGap),
+    /// So many rows were healed before.
+    Healing(u64),
+    Healed(u64),
     TopicAbsent {
         topic: String,
         /// The first event that waits for it.
@@ -275,6 +284,7 @@ impl Notice {
             | Notice::Standby(_)
             | Notice::Streaming { .. }
             | Notice::KafkaAnswers
+            | Notice::Healing(_)
             | Notice::TopicPresent { .. }
             | Notice::TopicGrown(_)
             | Notice::TopicOpen { .. }
@@ -286,6 +296,7 @@ impl Notice {
             | Notice::Stopped { .. }
             | Notice::HaltedEventPassed(_) => Severity::Info,
             Notice::LeadLost(_)
+            | Notice::Healed(_)
             | Notice::NoDatabase(_)
             | Notice::StreamEnded(_)
             | Notice::KafkaStalled { .. }
@@ -302,6 +313,7 @@ impl Notice {
             | Notice::AtLeastOnce { .. }
             | Notice::WasAway(_) => Severity::Warning,
             Notice::OtherHistory(_)
+            | Notice::Gap(..)
             | Notice::Parked { .. }
             | Notice::NotParked(..)
             | Notice::Tripped(_)
@@ -427,6 +439,27 @@ impl fmt::Display for Notice {
                 f,
                 "the server's log is not the one seen before (restored copy or promoted standby): {what}; its stream is taken from the slot's own position, events published from the old log may have no row any more"
             ),
+            Notice::Gap(gap, OnGap::Skip) => write!(
+                f,
+                "gap: {gap}; these rows are given up (--on-gap skip), a new slot is made"
+            ),
+            Notice::Gap(gap, OnGap::Heal | OnGap::Halt) => write!(
+                f,
+                "gap: {gap}; a new slot is made, and what the stream does not carry is published from the table"
+            ),
+            Notice::Healing(0) => write!(f, "healing: the rows of the gap are read from the table"),
+            Notice::Healing(rows) => write!(
+                f,
+                "healing: {rows} rows of the gap were delivered before, the next are read from the table"
+            ),
+            Notice::Healed(0) => write!(
+                f,
+                "the gap is behind: no row was taken from the table, the new slot's stream goes on from here"
+            ),
+            Notice::Healed(rows) => write!(
+                f,
+                "healed: {rows} rows were taken from the table, the new slot's stream goes on from there"
+            ),
             Notice::TopicAbsent { topic, event_id } => {
                 let first = event_id.as_ref().map_or_else(String::new, |event_id| {
                     format!(" (event {event_id} is the first)")
@@ -543,6 +576,9 @@ pub struct Led {
     pub halted: Option<Halted>,
     pub consistent_point: Option<Lsn>,
     pub parked: Parked,
+    /// Nobody but our own retention deletes rows, and their xids are known: what a heal publishes is
+    /// all that is missing.
+    pub is_provable: bool,
 }
 
 /// What came of [`Order::SeekLead`].
@@ -568,6 +604,8 @@ pub struct Opened {
     pub confirmed_flush: Lsn,
     /// The table's columns, as they were before `xlogpos`, are not what the mapping names.
     pub unfit: Option<Failure>,
+    /// It carries no stream but the rows of a gap, in this generation of positions.
+    pub heals: Option<i64>,
 }
 
 /// Why there is no replication session.
@@ -575,6 +613,7 @@ pub struct Opened {
 pub enum OpenError {
     Later(String),
     Never(Failure),
+    Gap(Gap),
 }
 
 /// How a replication session ended.
@@ -583,6 +622,7 @@ pub enum StreamEnd {
     Lost(String),
     /// Repeating it would end the same way.
     Never(Failure),
+    Gap(Gap),
 }
 
 /// What the side session answered to [`Order::Probe`].

@@ -2,7 +2,7 @@
 //! with a [`Done`].
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,11 +11,13 @@ use tokio_postgres::Client;
 use super::letters::{self, Answer};
 use crate::config::{CreateTopics, Database, Mapping, Source};
 use crate::error::{DbError, Failure};
+use crate::gap::{Cause, Gap, OnGap};
+use crate::io::heal::{self, Healing, Intent};
 use crate::io::preflight::{self, NotReady};
 use crate::io::registry::{self, Found, Prober};
 use crate::io::sample::{self, Sample};
 use crate::io::side::Side;
-use crate::io::slot::Slot;
+use crate::io::slot::{IdentifySystem, Slot};
 use crate::io::{connect, kafka};
 use crate::lsn::Lsn;
 use crate::record::{Right, TopicState};
@@ -39,6 +41,7 @@ pub struct Surroundings {
     /// Topics that are the same for every row.
     pub topics: Vec<String>,
     pub create_topics: Option<CreateTopics>,
+    pub on_gap: Option<OnGap>,
     pub kafka: kafka::Settings,
     pub process_id: String,
     pub wal_sender_timeout: Duration,
@@ -65,10 +68,19 @@ pub struct Link {
     backend_pid: i32,
     pub table_oid: u32,
     /// Of the slot that the registry describes.
-    pub generation: i64,
+    pub generation: AtomicI64,
+    /// A gap is being healed: any settled event may come again.
+    pub heals: AtomicBool,
+    version_num: i32,
     encoding: String,
     system_identifier: Option<String>,
     timeline: Option<i32>,
+}
+
+/// What events are read from.
+pub enum Session {
+    Stream(Box<Slot>),
+    Heal(Box<Healing>),
 }
 
 pub enum Done {
@@ -77,7 +89,7 @@ pub enum Done {
         link: Option<Arc<Link>>,
         seek: Box<Seek>,
     },
-    Opened(Result<(Box<Slot>, Opened), OpenError>),
+    Opened(Result<(Session, Opened), OpenError>),
     Finished,
     Probed {
         probed: Probed,
@@ -209,7 +221,8 @@ async fn seek_over(
 
 /// Every requirement, once a session.
 async fn check(around: &Surroundings, client: &Client) -> Result<(), Seek> {
-    match preflight::before_run(client, &around.source, &around.mapping).await {
+    let on_gap = around.on_gap;
+    match preflight::before_run(client, &around.source, &around.mapping, on_gap).await {
         Ok(ready) => {
             let mut told = around.told.lock().unwrap_or_else(PoisonError::into_inner);
             for warning in ready.warnings {
@@ -297,11 +310,16 @@ async fn lead(
         prober,
         backend_pid: probe.backend_pid,
         table_oid,
-        generation: registered.generation,
+        generation: AtomicI64::new(registered.generation),
+        heals: AtomicBool::new(registered.heals),
+        version_num: server.version_num,
         encoding: server.encoding,
         system_identifier: server.system_identifier,
         timeline: server.timeline,
     };
+    let columns = preflight::heal_columns(&link.client, &around.source, &around.mapping)
+        .await
+        .map_err(or_later)?;
     let parked = letters::known(around, &link).await.map_err(or_later)?;
     let led = Led {
         parked,
@@ -315,6 +333,7 @@ async fn lead(
             reason: h.reason,
         }),
         consistent_point: registered.consistent_point,
+        is_provable: registered.made_table && columns.is_some(),
     };
     Ok(Some((link, led)))
 }
@@ -348,7 +367,10 @@ pub async fn open(around: Arc<Surroundings>, link: Arc<Link>) -> Done {
     Done::Opened(open_over(&around, &link).await)
 }
 
-async fn open_over(around: &Surroundings, link: &Link) -> Result<(Box<Slot>, Opened), OpenError> {
+async fn open_over(
+    around: &Surroundings,
+    link: &Arc<Link>,
+) -> Result<(Session, Opened), OpenError> {
     let source = &around.source;
     let or_later = |error: DbError| {
         if error.heals_with_time() {
@@ -383,7 +405,14 @@ async fn open_over(around: &Surroundings, link: &Link) -> Result<(Box<Slot>, Ope
             link.system_identifier, link.timeline, identity.system_identifier, identity.timeline
         )));
     }
+    if let Some(intent) = heal::intent(&link.client, link.table_oid)
+        .await
+        .map_err(or_later)?
+    {
+        return open_heal(around, link, slot, intent, identity).await;
+    }
     let confirmed_flush = free_slot(around, link).await?;
+    still_covered(around, link).await?;
     slot.start_replication(&source.slot, &source.publication)
         .await
         .map_err(or_later)?;
@@ -393,8 +422,110 @@ async fn open_over(around: &Surroundings, link: &Link) -> Result<(Box<Slot>, Ope
         xlogpos: identity.xlogpos,
         confirmed_flush,
         unfit,
+        heals: None,
     };
-    Ok((Box::new(slot), opened))
+    Ok((Session::Stream(Box::new(slot)), opened))
+}
+
+/// What the publication covers is what it was when everything before was proved to be delivered.
+async fn still_covered(around: &Surroundings, link: &Link) -> Result<(), OpenError> {
+    let differs = heal::publication_differs(&link.client, &around.source, link.table_oid);
+    if differs
+        .await
+        .map_err(|error| OpenError::Later(error.to_string()))?
+    {
+        return Err(gap(around, link, Cause::PublicationDiffers).await);
+    }
+    Ok(())
+}
+
+/// A gap, with what is in it as far as that can be counted.
+async fn gap(around: &Surroundings, link: &Link, cause: Cause) -> OpenError {
+    let (source, client) = (&around.source, &link.client);
+    let missing = match preflight::heal_columns(client, source, &around.mapping).await {
+        Ok(Some(columns)) => heal::missing(client, &source.table, &columns, link.table_oid).await,
+        Ok(None) => Err(DbError::Protocol("no column xid".to_owned())),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = &missing {
+        tracing::debug!(%error, "the gap could not be counted");
+    }
+    OpenError::Gap(Gap {
+        cause,
+        missing: missing.ok(),
+    })
+}
+
+/// A slot is made where that was not done yet, and the rows of the gap are read.
+async fn open_heal(
+    around: &Surroundings,
+    link: &Arc<Link>,
+    mut slot: Slot,
+    intent: Intent,
+    identity: IdentifySystem,
+) -> Result<(Session, Opened), OpenError> {
+    let source = &around.source;
+    let later = |error: DbError| OpenError::Later(error.to_string());
+    // Whatever the stream needs: a publication that is still not there would only lose more.
+    check(around, &link.client)
+        .await
+        .map_err(|seek| match seek {
+            Seek::Refused(failure) => OpenError::Never(failure),
+            Seek::Later(why) | Seek::Elsewhere(why) => OpenError::Later(why),
+            Seek::Led(_) => OpenError::Later("the lead was taken anew".to_owned()),
+        })?;
+    let columns = preflight::heal_columns(&link.client, source, &around.mapping)
+        .await
+        .map_err(later)?;
+    let Some(columns) = columns else {
+        return Err(OpenError::Never(Failure::refused(
+            format!(
+                "the gap cannot be healed: {} has no columns id and xid (xid8)",
+                source.table
+            ),
+            "run with --on-gap halt to see what there is to do, or name them: --column id=COLUMN --column xid=COLUMN",
+        )));
+    };
+    let made = match &intent.made {
+        Some(made) => made.clone(),
+        None => heal::make_slot(&mut slot, &link.client, source, link.table_oid, link.version_num)
+            .await
+            .map_err(|error| match error.sqlstate() {
+                "55P03" => OpenError::Later(format!(
+                    "slot {} cannot be made while transactions that began before are open (see pg_stat_activity and pg_prepared_xacts): {error}",
+                    source.slot
+                )),
+                _ => OpenError::Later(error.to_string()),
+            })?,
+    };
+    let generation = made.generation - 1;
+    link.generation.store(generation, Ordering::Relaxed);
+    link.heals.store(true, Ordering::Relaxed);
+    let opened = Opened {
+        system_identifier: identity.system_identifier,
+        timeline: identity.timeline,
+        xlogpos: identity.xlogpos,
+        confirmed_flush: Lsn(intent.rows + 1),
+        unfit: None,
+        heals: Some(generation),
+    };
+    let plan = heal::Plan {
+        table: source.table.clone(),
+        table_oid: link.table_oid,
+        columns,
+        intent,
+        made,
+    };
+    let healing = Healing::start(slot, Arc::clone(&link.client), plan);
+    Ok((Session::Heal(Box::new(healing)), opened))
+}
+
+pub async fn begin_heal(link: Arc<Link>, gap: Gap, policy: OnGap) -> Done {
+    if let Err(error) = heal::begin(&link.client, link.table_oid, &gap.to_string(), policy).await {
+        // The next attempt to open the stream meets the gap again.
+        tracing::warn!(%error, "the registry could not be written");
+    }
+    Done::Nothing
 }
 
 /// The slot's confirmed_flush_lsn, read while nobody holds it: a walsender that is still there
@@ -406,7 +537,7 @@ async fn free_slot(around: &Surroundings, link: &Link) -> Result<Lsn, OpenError>
         .await
         .map_err(later)?;
     let Some(state) = state else {
-        return Err(OpenError::Never(slot_gone(name)));
+        return Err(gap(around, link, Cause::SlotGone).await);
     };
     if state.active_pid.is_some() {
         let holder = registry::holder(&link.client, name).await.map_err(later)?;
@@ -415,23 +546,12 @@ async fn free_slot(around: &Surroundings, link: &Link) -> Result<Lsn, OpenError>
     }
     match state.confirmed_flush {
         Some(confirmed) if state.wal_status.as_deref() != Some("lost") => Ok(confirmed),
-        Some(_) | None => Err(OpenError::Never(Failure::halted(
-            format!(
-                "slot {name} is lost (wal_status {}): the server has removed WAL that was not streamed",
-                state.wal_status.as_deref().unwrap_or("unknown")
-            ),
-            "raise max_slot_wal_keep_size; events that were not streamed are only in the table",
-        ))),
+        Some(_) | None => {
+            let status = state.wal_status.as_deref().unwrap_or("unknown");
+            let why = format!("wal_status {status}");
+            Err(gap(around, link, Cause::SlotLost(why)).await)
+        }
     }
-}
-
-fn slot_gone(name: &str) -> Failure {
-    Failure::halted(
-        format!(
-            "slot {name} is gone while the registry says that it existed: events may be missing from the stream"
-        ),
-        "find out who dropped it; `walrelay init` says what the ways on are",
-    )
 }
 
 pub async fn finish(slot: Box<Slot>) -> Done {

@@ -1,5 +1,6 @@
 //! Dead letters: statements on the lock's session, each a task that answers with an [`Answer`].
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -150,13 +151,14 @@ fn injected(error: &fault::Injected) -> Ill {
 pub async fn known(around: &Surroundings, link: &Link) -> Result<Parked, DbError> {
     let slot = registry::slot_state(&link.client, &around.source.slot).await?;
     let confirmed = slot.and_then(|slot| slot.confirmed_flush);
-    dead_letters::load(
-        &link.client,
-        link.table_oid,
-        link.generation,
-        confirmed.unwrap_or_default(),
-    )
-    .await
+    let (generation, confirmed) = if link.heals.load(Ordering::Relaxed) {
+        // Rows of any age may come again.
+        (0, Lsn::INVALID)
+    } else {
+        let generation = link.generation.load(Ordering::Relaxed);
+        (generation, confirmed.unwrap_or_default())
+    };
+    dead_letters::load(&link.client, link.table_oid, generation, confirmed).await
 }
 
 async fn look(around: &Surroundings, link: &Link) -> Answer {
@@ -173,7 +175,7 @@ async fn load_retry(link: &Link, passed: Lsn) -> Answer {
     let loaded = dead_letters::next_retry(
         &link.client,
         link.table_oid,
-        link.generation,
+        link.generation.load(Ordering::Relaxed),
         passed,
         RETRY_ROWS,
         RETRY_BYTES,

@@ -2,30 +2,23 @@
 
 use crate::config::Source;
 use crate::error::{DbError, Failure};
-use crate::io::{connect, preflight};
+use crate::gap::{Cause, Gap};
+use crate::io::connect;
 use crate::lsn::Lsn;
 use crate::relay::orders::StreamEnd;
 
 /// How an ErrorResponse ends the stream: may it be opened again?
-pub fn stream_error(error: &DbError, source: &Source, table_oid: u32) -> StreamEnd {
+pub fn stream_error(error: &DbError, source: &Source) -> StreamEnd {
     if error.heals_with_time() {
         return StreamEnd::Lost(error.to_string());
     }
-    let failure = match error.sqlstate() {
-        "42704" => Failure::halted(
-            format!(
-                "the stream cannot pass a change made while publication {} did not exist: {error}; rows written meanwhile are in no stream",
-                source.publication
-            ),
-            begin_anew(table_oid, source),
-        ),
-        "55000" => Failure::halted(
-            format!("slot {} can no longer be read: {error}", source.slot),
-            "events after its last position are only in the table; raise max_slot_wal_keep_size before the slot is made anew",
-        ),
-        _ => connect::failure(error, &source.database),
+    let cause = match error.sqlstate() {
+        "42704" => Cause::PublicationGone(error.to_string()),
+        "55000" => Cause::SlotLost(error.to_string()),
+        _ => return StreamEnd::Never(connect::failure(error, &source.database)),
     };
-    StreamEnd::Never(failure)
+    let missing = None;
+    StreamEnd::Gap(Gap { cause, missing })
 }
 
 pub fn frame_too_large(length: usize, lsn: Lsn) -> Failure {
@@ -38,22 +31,10 @@ pub fn frame_too_large(length: usize, lsn: Lsn) -> Failure {
 }
 
 /// Postgres 18 goes on without the publication and only warns.
-pub fn rows_skipped(
-    message: &str,
-    detail: Option<&str>,
-    source: &Source,
-    table_oid: u32,
-) -> Failure {
-    Failure::halted(
-        format!(
-            "the server skips rows: {message}{}; publication {} did not exist when they were written, they are in no stream; nothing is confirmed past this point",
-            detail.map(|d| format!(" ({d})")).unwrap_or_default(),
-            source.publication
-        ),
-        begin_anew(table_oid, source),
-    )
-}
-
-fn begin_anew(table_oid: u32, source: &Source) -> String {
-    preflight::begin_anew(table_oid, &source.publication, &source.slot)
+pub fn rows_skipped(message: &str, detail: Option<&str>) -> Gap {
+    let detail = detail.map(|d| format!(" ({d})")).unwrap_or_default();
+    Gap {
+        cause: Cause::PublicationGone(format!("{message}{detail}")),
+        missing: None,
+    }
 }

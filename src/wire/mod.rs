@@ -1,5 +1,6 @@
 //! Bytes to messages and back. Pure: no sockets, no clock, no logging.
 
+pub mod compose;
 pub mod pgoutput;
 pub mod replication;
 

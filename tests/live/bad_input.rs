@@ -8,7 +8,7 @@ use crate::postgres::{Cluster, Pg, Stop};
 use crate::proc::eventually;
 use crate::refusals::says;
 use crate::relay::Relay;
-use crate::stage::{MINUTE, Stage};
+use crate::stage::{MINUTE, ON_GAP_HALT, Stage};
 
 #[test]
 fn a_role_that_may_not_write_the_registry_streams_with_one_warning() {
@@ -93,7 +93,8 @@ fn a_broker_whose_name_does_not_resolve_is_named_and_waited_for() {
 
 #[test]
 fn a_slot_that_somebody_advanced_after_a_clean_stop_is_a_gap() {
-    let stage = Stage::shared(Pg::V15);
+    let mut stage = Stage::shared(Pg::V15);
+    stage.run_args.extend(ON_GAP_HALT.map(str::to_owned));
     let sql = stage.init();
     let ins = || {
         sql.run(
@@ -133,7 +134,8 @@ fn a_slot_that_somebody_advanced_after_a_clean_stop_is_a_gap() {
 
 #[test]
 fn a_slot_that_was_made_anew_by_hand_is_a_gap_even_before_a_relay_ran() {
-    let stage = Stage::shared(Pg::V17);
+    let mut stage = Stage::shared(Pg::V17);
+    stage.run_args.extend(ON_GAP_HALT.map(str::to_owned));
     let sql = stage.init();
     stage.check(&[]).expect_code(0);
     let slot = stage.db.slot();

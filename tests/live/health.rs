@@ -23,7 +23,7 @@ use crate::postgres::{Cluster, Pg, Sql, Stop};
 use crate::proc::{Proc, eventually, eventually_says, free_port, spawn_child};
 use crate::refusals::Holder;
 use crate::relay::{Relay, binary, run_to_end};
-use crate::stage::{MINUTE, Stage};
+use crate::stage::{MINUTE, ON_GAP_HALT, Stage};
 
 /// What a failure looks like from outside.
 struct Signal {
@@ -282,7 +282,10 @@ fn becomes_ready(address: &str, within: Duration) -> Ready {
 
 /// A relay that serves on a port of its own, and where.
 fn serving(stage: &mut Stage<'_>) -> (Relay, String) {
-    stage.run_args = vec!["--http".to_owned(), "127.0.0.1:0".to_owned()];
+    if !stage.run_args.iter().any(|arg| arg == "--http") {
+        let own = ["--http", "127.0.0.1:0"];
+        stage.run_args.extend(own.map(str::to_owned));
+    }
     let mut relay = stage.run();
     let address = http::address(&mut relay);
     (relay, address)
@@ -455,6 +458,7 @@ fn a_publication_that_no_longer_covers_the_table_is_noticed() {
 fn a_slot_that_is_lost_is_announced_and_then_ends_the_relay() {
     let cluster = Cluster::with(Pg::V15, &["max_slot_wal_keep_size = 16MB"]);
     let mut stage = Stage::on(&cluster, Broker::shared());
+    stage.run_args.extend(ON_GAP_HALT.map(str::to_owned));
     let sql = stage.init();
     let (mut relay, address) = serving(&mut stage);
     ins(&sql, "nowhere", 1);

@@ -20,6 +20,7 @@ mod demo;
 mod faults_kafka;
 mod faults_postgres;
 mod faults_relay;
+mod gap;
 mod health;
 mod hosts;
 mod http;

@@ -324,14 +324,6 @@ const MISTAKES: &[Mistake] = &[
         &[],
         "grant",
     ),
-    Mistake {
-        name: "a slot that is gone",
-        sql: "select pg_drop_replication_slot('{slot}')",
-        args: &[],
-        check: 4,
-        run: Run::Ends(4),
-        word: "{slot}",
-    },
     waited_for(
         "a closed port",
         &["--database-url", "postgresql://u@127.0.0.1:1/d"],

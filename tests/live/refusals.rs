@@ -10,7 +10,7 @@ use crate::poison::halting;
 use crate::postgres::{Cluster, Pg};
 use crate::proc;
 use crate::relay::{Ended, Relay, run_to_end};
-use crate::stage::{MINUTE, Stage};
+use crate::stage::{MINUTE, ON_GAP_HALT, Stage};
 
 #[track_caller]
 pub fn says(ended: &Ended, code: i32, words: &[&str]) {
@@ -52,7 +52,7 @@ fn wrong_usage_is_named_before_anything_is_contacted() {
     says(&with(&["--shutdown-timeout", "10"]), 2, &["10", "unit"]);
     says(&with(&["--in-flight-bytes", "1000000"]), 2, &["unit"]);
     says(&with(&["--on-poison", "prak"]), 2, &["park", "halt"]);
-    says(&with(&["--on-gap", "heal"]), 2, &["heal"]);
+    says(&with(&["--on-gap", "mend"]), 2, &["heal"]);
     says(&with(&["--slot", "Not-A-Slot"]), 2, &["Not-A-Slot"]);
     for (property, why) in [
         ("message.timeout.ms=5000", "lose"),
@@ -149,7 +149,8 @@ fn a_wrong_password_or_database_is_definite() {
 /// README: the slot is gone.
 #[test]
 fn a_missing_slot_is_refused_and_a_lost_one_halts() {
-    let stage = Stage::shared(Pg::V15);
+    let mut stage = Stage::shared(Pg::V15);
+    stage.run_args.extend(ON_GAP_HALT.map(str::to_owned));
     // Nothing was ever made here.
     stage.refused_by_both(3, &["walrelay init"]);
     stage.init();

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use walrelay::config::{self, Mapping, TableName};
+use walrelay::gap::OnGap;
 use walrelay::io::preflight::{self, NotReady};
 use walrelay::io::registry::{self, Found, Halted, OpenStop, Prober, Registered, Stop};
 use walrelay::io::side::Side;
@@ -168,7 +169,7 @@ fn a_role_with_the_printed_grants_sees_and_writes_what_run_needs() {
         let ready = || {
             runtime().block_on(async {
                 let side = side(&source).await;
-                preflight::before_run(&side.client, &source, &Mapping::default()).await
+                preflight::before_run(&side.client, &source, &Mapping::default(), None).await
             })
         };
         let Err(NotReady::Refused(failure)) = ready() else {
@@ -210,12 +211,13 @@ fn a_role_with_the_printed_grants_sees_and_writes_what_run_needs() {
 
 #[test]
 fn an_unmet_need_of_run_has_its_exit_code() {
+    let halt = Some(OnGap::Halt);
     let db = Cluster::shared(Pg::V15).database();
     let source = source(&db, "postgres");
     let refused = |exit: i32, part: &str| {
         let result = runtime().block_on(async {
             let side = side(&source).await;
-            preflight::before_run(&side.client, &source, &Mapping::default()).await
+            preflight::before_run(&side.client, &source, &Mapping::default(), halt).await
         });
         let Err(NotReady::Refused(failure)) = result else {
             panic!("not refused: {result:?}");

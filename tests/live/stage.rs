@@ -34,6 +34,9 @@ pub struct Stage<'a> {
     last_relay: Cell<Option<u32>>,
 }
 
+/// For a test of what is said where nothing is healed.
+pub const ON_GAP_HALT: [&str; 2] = ["--on-gap", "halt"];
+
 impl Stage<'static> {
     /// On the shared servers.
     pub fn shared(pg: Pg) -> Stage<'static> {

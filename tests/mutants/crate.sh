@@ -5,7 +5,7 @@ set -eu
 tree=$(cd "$(dirname "$0")/../.." && pwd)
 out=$1
 mkdir -p "$out/src" "$out/tests"
-for room in dead_letter error.rs error lsn record tail relay wire; do
+for room in dead_letter error.rs error gap lsn record tail relay wire; do
     case $room in *.rs) from=$room ;; *) [ -d "$tree/src/$room" ] && from=$room || from=$room.rs ;; esac
     rm -rf "${out:?}/src/$from"
     cp -rp "$tree/src/$from" "$out/src/$from"
@@ -14,7 +14,7 @@ rm -rf "$out/tests/sim"
 cp -rp "$tree/tests/sim" "$out/tests/sim"
 # What the golden frames mean is no matter of decisions.
 sed -i '/^mod golden;/d' "$out/tests/sim/main.rs"
-for room in dead_letter error lsn record relay tail wire; do
+for room in dead_letter error gap lsn record relay tail wire; do
     echo "pub mod $room;"
 done >"$out/src/lib.rs"
 {

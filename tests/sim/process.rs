@@ -536,6 +536,8 @@ impl Process {
                 }
                 self.log(&notice, env);
             }
+            // The policy in here is to halt.
+            Order::BeginHeal(..) => unreachable!("a heal under the policy to halt"),
             Order::Exit(result) => self.exit = Some(result),
         }
     }
@@ -810,6 +812,6 @@ fn name_of(order: &Order) -> &'static str {
         Order::EraseStop => "EraseStop",
         Order::Store { .. } => "Store",
         Order::ClearHalted => "ClearHalted",
-        Order::Notice(_) | Order::Exit(_) => "",
+        Order::BeginHeal(..) | Order::Notice(_) | Order::Exit(_) => "",
     }
 }

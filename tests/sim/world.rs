@@ -471,6 +471,7 @@ impl World {
         let limits = self.limits;
         let settings = Settings {
             on_poison: self.on_poison,
+            on_gap: Some(walrelay::gap::OnGap::Halt),
             topic_grace: self.grace,
             mapping: Mapping::default(),
             process_id: format!("p{id}"),

@@ -80,19 +80,6 @@ pub fn intent(source: &Source, made_table: bool, existing: Option<&str>) -> Stri
     )
 }
 
-/// The replication command that makes the slot. The option list is of 15; failover slots of 17.
-pub fn create_slot(slot: &str, version_num: i32) -> String {
-    let failover = if version_num >= 170_000 {
-        ", FAILOVER true"
-    } else {
-        ""
-    };
-    format!(
-        "CREATE_REPLICATION_SLOT {} LOGICAL pgoutput (SNAPSHOT 'use'{failover})",
-        quote_ident(slot)
-    )
-}
-
 /// Puts names in. Comments keep the default ones: a name with a line break would break out of them.
 fn render(file: &str, table: &TableName, publication: Option<&str>) -> String {
     let schema = quote_ident(&table.schema);
@@ -152,6 +139,7 @@ fn render_line(line: &str, schema: &str, table: &str, publication: Option<&str>)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::io::sql::create_slot;
 
     fn table(schema: &str, name: &str) -> TableName {
         TableName {

@@ -672,6 +672,7 @@ mod tests {
             intent: true,
             intent_existing: None,
             made_table: true,
+            heals: false,
         }
     }
 

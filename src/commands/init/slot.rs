@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use tokio_postgres::Client;
 
-use super::migrations;
 use super::plan::rows_need;
 use super::survey::{ROWS_COUNTED_MAX, Rows, count_sql};
 use crate::config::{Existing, InitConfig};
@@ -16,7 +15,7 @@ use crate::io::catalog::coverage_sql;
 use crate::io::registry;
 use crate::io::side::db_error;
 use crate::io::slot::Slot;
-use crate::io::sql::{quote_ident, quote_literal};
+use crate::io::sql::{create_slot, quote_ident, quote_literal};
 
 /// How often we look who holds slot creation up. Only the last look counts.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -61,7 +60,7 @@ pub async fn make(
     .await?;
     slot.simple_query("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
         .await?;
-    let command = migrations::create_slot(&config.source.slot, version_num);
+    let command = create_slot(&config.source.slot, version_num);
     let rows = create(slot, side, config, &command).await?;
     let consistent_point = column(&rows, 1, "consistent_point")?;
     match read_snapshot(slot, config, existing).await {

@@ -217,7 +217,7 @@ impl SlotSeen<'_> {
             ),
             start_over(row),
         )
-        .halted()
+        .gap()
     }
 
     /// The slot stands further than any relay has told it to: a gap. Judged as the relay does when
@@ -234,7 +234,7 @@ impl SlotSeen<'_> {
         };
         (confirmed > highest).then(|| {
             let failure = moved_slot(row.table_oid, confirmed, highest);
-            Finding::failed("slot", failure.causes.join("; "), failure.remedy).halted()
+            Finding::failed("slot", failure.causes.join("; "), failure.remedy).gap()
         })
     }
 
@@ -325,7 +325,7 @@ impl SlotSeen<'_> {
                         quote_literal(name)
                     ),
                 )
-                .halted(),
+                .gap(),
             );
         }
         needs

@@ -95,6 +95,7 @@ impl Machine {
         self.is_server_known = false;
         self.learn_parked(led.parked, now);
         self.is_writable = led.is_writable;
+        self.is_provable = led.is_provable;
         self.say(Notice::Leading);
         if matches!(self.stream, Stream::Closed(Reopen::At(_))) {
             self.stream = Stream::Closed(Reopen::At(now));

@@ -4,7 +4,7 @@ use super::{
     Close, Exit, Failure, Feedback, Lead, Lsn, Machine, Moment, Notice, OpenError, Opened, Order,
     OtherHistory, Producer, Purge, Reopen, Stream, StreamEnd,
 };
-use crate::error::moved_slot;
+use crate::gap::{Cause, Gap};
 
 impl Machine {
     pub fn on_opened(&mut self, opened: &Opened, now: Moment) {
@@ -13,6 +13,10 @@ impl Machine {
         }
         self.stream = Stream::Open;
         self.closed_because = None;
+        if let Some(generation) = opened.heals {
+            self.on_heal_opened(opened, generation, now);
+            return;
+        }
         // Before anything else: no position of an earlier session may be reported in this one.
         self.ledger.session_started(opened.confirmed_flush);
         self.confirmed = opened.confirmed_flush;
@@ -50,8 +54,12 @@ impl Machine {
         if let Some(highest) = self.highest_reported
             && opened.confirmed_flush > highest
         {
-            let failure = moved_slot(self.table_oid, opened.confirmed_flush, highest);
-            self.fail(failure, None, now);
+            let cause = Cause::SlotMoved {
+                confirmed: opened.confirmed_flush,
+                reported: highest,
+            };
+            let missing = None;
+            self.on_gap(Gap { cause, missing }, now);
             self.advance(now);
             return;
         }
@@ -83,6 +91,7 @@ impl Machine {
                 self.remind(Notice::StreamEnded(failure.one_line()), now);
             }
             OpenError::Never(failure) => self.fail(failure, None, now),
+            OpenError::Gap(gap) => self.on_gap(gap, now),
         }
         self.advance(now);
     }
@@ -99,6 +108,7 @@ impl Machine {
                         self.say(Notice::StreamEnded(why));
                     }
                     StreamEnd::Never(failure) => self.fail(failure, None, now),
+                    StreamEnd::Gap(gap) => self.on_gap(gap, now),
                 }
             }
             Stream::Closed(_) => {}
@@ -107,9 +117,8 @@ impl Machine {
     }
 
     /// A warning that means that rows are being skipped: nothing more may be flushed.
-    pub fn on_rows_skipped(&mut self, failure: Failure, now: Moment) {
-        self.ledger.session_started(Lsn::INVALID);
-        self.fail(failure, None, now);
+    pub fn on_rows_skipped(&mut self, gap: Gap, now: Moment) {
+        self.on_gap(gap, now);
         self.advance(now);
     }
 

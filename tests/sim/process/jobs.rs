@@ -147,6 +147,7 @@ impl Process {
             stop,
             halted: registry.halted.clone(),
             consistent_point: Some(registry.consistent_point),
+            is_provable: false,
         };
         Done::Sought {
             side: Some(side),
@@ -166,6 +167,7 @@ impl Process {
             xlogpos: env.pg.wal_end(),
             confirmed_flush: Lsn::INVALID,
             unfit: None,
+            heals: None,
         };
         self.go_on(job, Step::OpenLook { link, opened }, env);
     }

@@ -37,8 +37,7 @@ pub enum Command {
     Poll(NotBuilt),
     #[command(hide = true, disable_help_flag = true)]
     Drain(NotBuilt),
-    #[command(hide = true, disable_help_flag = true)]
-    Drop(NotBuilt),
+    Drop(Box<DropCli>),
 }
 
 /// A subcommand that has its name but not its work yet.
@@ -337,6 +336,30 @@ pub enum ExistingCli {
     Leave,
     /// Publish them (not built yet)
     Publish,
+}
+
+/// Remove slot and publication, after showing what is not delivered
+#[derive(Debug, Default, Args)]
+#[command(
+    after_help = "Exit code: 0, they are gone, or you said no; 3, a relay runs, or the database refuses or\n\
+                  cannot be reached; 2, wrong usage. The last line on stderr then says what to do."
+)]
+pub struct DropCli {
+    #[command(flatten)]
+    pub source: SourceCli,
+    #[command(flatten)]
+    pub record: RecordCli,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    /// Leave the publication
+    #[arg(long)]
+    pub keep_publication: bool,
+    /// Report as JSON; needs --yes
+    #[arg(long, requires = "yes")]
+    pub json: bool,
+    #[command(flatten)]
+    pub common: CommonCli,
 }
 
 /// Relay committed outbox rows to Kafka until SIGTERM

@@ -48,6 +48,7 @@ pub enum Task {
     Check(Box<CheckConfig>),
     Status(Box<StatusConfig>),
     DeadLetters(Box<DeadLettersConfig>),
+    Drop(Box<DropConfig>),
     Demo(DemoConfig),
 }
 
@@ -140,6 +141,16 @@ pub struct InitConfig {
     pub print_sql: bool,
     pub existing: Option<Existing>,
     pub lock_timeout: Duration,
+    pub json: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct DropConfig {
+    pub source: Source,
+    pub mapping: Mapping,
+    /// Do not ask.
+    pub yes: bool,
+    pub keep_publication: bool,
     pub json: bool,
 }
 
@@ -248,7 +259,13 @@ impl Config {
             Command::Replay(_) => Err(command_not_built("replay")),
             Command::Poll(_) => Err(command_not_built("poll")),
             Command::Drain(_) => Err(command_not_built("drain")),
-            Command::Drop(_) => Err(command_not_built("drop")),
+            Command::Drop(args) => {
+                let layers = Layers::read(around, args.common.config.as_deref())?;
+                Ok(Config {
+                    log: log_format(&layers, around, args.common.log.clone())?,
+                    task: Task::Drop(Box::new(drop_config(&layers, around, *args)?)),
+                })
+            }
         }
     }
 }
@@ -256,7 +273,7 @@ impl Config {
 fn command_not_built(name: &str) -> Failure {
     Failure::usage(
         format!("walrelay {name} is not built yet"),
-        "use init, check, run, status, dead-letters or demo; walrelay --help shows what they take",
+        "use init, check, run, status, dead-letters, drop or demo; walrelay --help shows what they take",
     )
 }
 
@@ -340,6 +357,20 @@ fn status(
         mapping: mapping::mapping(layers, args.record)?,
         source: source(layers, around, args.source)?,
         http: http(layers, args.http)?,
+        json: args.json,
+    })
+}
+
+fn drop_config(
+    layers: &Layers,
+    around: &Surroundings,
+    args: cli::DropCli,
+) -> Result<DropConfig, Failure> {
+    Ok(DropConfig {
+        mapping: mapping::mapping(layers, args.record)?,
+        source: source(layers, around, args.source)?,
+        yes: args.yes,
+        keep_publication: args.keep_publication,
         json: args.json,
     })
 }

@@ -382,7 +382,7 @@ fn dead_letters_are_named_by_row_by_event_or_by_key() {
 
 #[test]
 fn subcommands_to_come_are_recognised_and_refused() {
-    for name in ["prune", "replay", "poll", "drain", "drop"] {
+    for name in ["prune", "replay", "poll", "drain"] {
         let failure =
             resolve_in(&around(&[]), &[name, "list", "--json", "--help"]).expect_err("not built");
         assert_eq!(failure.exit, Exit::Usage);

@@ -4,6 +4,7 @@
 //! # Invariants
 //! No file here imports `relay`; what the two share are the words of `record` and `wire`.
 
+pub mod backlog;
 pub mod catalog;
 pub mod connect;
 mod conversation;

@@ -24,7 +24,7 @@ pub use server::{
     described, idle_slots, no_slot_left, no_wal_senders, only_failed, replication_remedy,
     role_finding, server_findings, size, span,
 };
-pub use slot::{SlotSeen, begin_anew, parking, start_over};
+pub use slot::{SlotSeen, begin_anew, dropped, parking, start_over};
 pub use swap::{Swap, another_table};
 
 /// Why a check came to no good end.

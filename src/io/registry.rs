@@ -42,7 +42,19 @@ pub struct Registered {
     pub intent: bool,
     /// What `--existing` was when the intent was committed.
     pub intent_existing: Option<String>,
+    /// `walrelay drop` was here: there is no slot, and that is as it should be.
+    pub dropped: Option<Dropped>,
     pub made_table: bool,
+}
+
+/// What `walrelay drop` left behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dropped {
+    /// It was interrupted: a slot of that name is still the one to be dropped.
+    pub is_half_done: bool,
+    /// For a person.
+    pub since: String,
+    pub by: String,
 }
 
 /// The last clean stop.
@@ -184,7 +196,8 @@ async fn select(
         "select table_oid, slot_name, publication, system_identifier, timeline, slot_generation, \
          consistent_point, leader, stop_commit_lsn, stop_xid, stop_commit_time, stop_reported, \
          stop_complete, halted_event, halted_reason, halted_generation, intent is not null, \
-         intent->>'existing', made_table, stop_open::text, table_name \
+         intent->>'existing', made_table, stop_open::text, table_name, \
+         intent->>'action', intent->>'since', intent->>'by' \
          from walrelay.relay where {condition}"
     );
     let rows = client.query(&sql, params).await.map_err(|e| db_error(&e))?;
@@ -218,8 +231,23 @@ fn registered(row: &Row) -> Result<Registered, DbError> {
         halted,
         intent: get(row, 16)?,
         intent_existing: get(row, 17)?,
+        dropped: dropped(row)?,
         made_table: get(row, 18)?,
     })
+}
+
+fn dropped(row: &Row) -> Result<Option<Dropped>, DbError> {
+    let action: Option<String> = get(row, 21)?;
+    let is_half_done = match action.as_deref() {
+        Some("drop") => true,
+        Some("dropped") => false,
+        Some(_) | None => return Ok(None),
+    };
+    Ok(Some(Dropped {
+        is_half_done,
+        since: get::<Option<String>>(row, 22)?.unwrap_or_default(),
+        by: get::<Option<String>>(row, 23)?.unwrap_or_default(),
+    }))
 }
 
 fn stop(row: &Row) -> Result<Option<Stop>, DbError> {

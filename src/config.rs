@@ -48,6 +48,7 @@ pub enum Task {
     Check(Box<CheckConfig>),
     Status(Box<StatusConfig>),
     DeadLetters(Box<DeadLettersConfig>),
+    Drain(Box<DrainConfig>),
     Drop(Box<DropConfig>),
     Demo(DemoConfig),
 }
@@ -172,6 +173,15 @@ pub struct RunConfig {
 }
 
 #[derive(Clone, Debug)]
+pub struct DrainConfig {
+    pub run: RunConfig,
+    pub deadline: Duration,
+    /// The stream is held open until the server is down.
+    pub hold: bool,
+    pub json: bool,
+}
+
+#[derive(Clone, Debug)]
 pub struct DemoConfig {
     pub seconds: Option<Duration>,
     pub events: Option<u64>,
@@ -196,6 +206,8 @@ const HTTP_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST)
 const LOCK_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 const STALL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(20);
 const SHUTDOWN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+/// A backlog of hours takes minutes.
+const DEADLINE_DEFAULT: Duration = Duration::from_secs(10 * 60);
 /// A cluster that restarts says of its topics for a while that they are not there.
 const TOPIC_GRACE_DEFAULT: Duration = Duration::from_secs(5 * 60);
 /// One frame is at most 64 MiB, and so is what the producer may hold.
@@ -258,7 +270,19 @@ impl Config {
             Command::Prune(_) => Err(command_not_built("prune")),
             Command::Replay(_) => Err(command_not_built("replay")),
             Command::Poll(_) => Err(command_not_built("poll")),
-            Command::Drain(_) => Err(command_not_built("drain")),
+            Command::Drain(args) => {
+                let layers = Layers::read(around, args.run.common.config.as_deref())?;
+                let deadline = layers.get("deadline", args.deadline)?;
+                Ok(Config {
+                    log: log_format(&layers, around, args.run.common.log.clone())?,
+                    task: Task::Drain(Box::new(DrainConfig {
+                        run: run(&layers, around, args.run)?,
+                        deadline: duration_or(deadline, DEADLINE_DEFAULT)?,
+                        hold: args.hold,
+                        json: args.json,
+                    })),
+                })
+            }
             Command::Drop(args) => {
                 let layers = Layers::read(around, args.common.config.as_deref())?;
                 Ok(Config {
@@ -273,7 +297,7 @@ impl Config {
 fn command_not_built(name: &str) -> Failure {
     Failure::usage(
         format!("walrelay {name} is not built yet"),
-        "use init, check, run, status, dead-letters, drop or demo; walrelay --help shows what they take",
+        "use init, check, run, status, dead-letters, drain, drop or demo; walrelay --help shows what they take",
     )
 }
 

@@ -72,9 +72,17 @@ pub enum StopBy {
 /// # Errors
 /// What ended the relay, other than being asked to stop.
 pub async fn run(config: RunConfig) -> Result<(), Failure> {
+    run_by(config, StopBy::Signals).await
+}
+
+/// As [`run`], ended by somebody else.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_by(config: RunConfig, stop: StopBy) -> Result<(), Failure> {
     let client_id = format!("walrelay-{}", config.source.slot);
     let kafka = kafka::Settings::new(&config.kafka, client_id)?;
-    run_with(config, kafka, StopBy::Signals).await
+    run_with(config, kafka, stop).await
 }
 
 /// As [`run`], on Kafka settings that the caller shares (the demo broker).

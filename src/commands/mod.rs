@@ -3,6 +3,7 @@
 pub mod check;
 pub mod dead_letters;
 pub mod demo;
+pub mod drain;
 pub mod drop;
 pub mod init;
 mod report;

@@ -610,32 +610,6 @@ impl Prober {
     }
 }
 
-/// The session that holds a table's lock and has been idle for longer than `older_than`. `None`
-/// also where this role may not see that session's state.
-///
-/// # Errors
-/// Only the conversation's.
-pub async fn idle_lock_holder(
-    client: &Client,
-    table_oid: u32,
-    older_than: Duration,
-) -> Result<Option<i32>, DbError> {
-    let row = client
-        .query_opt(
-            "select a.pid from pg_catalog.pg_locks l \
-             join pg_catalog.pg_stat_activity a on a.pid = l.pid \
-             where l.locktype = 'advisory' and l.classid = $1 and l.objid = $2 and l.objsubid = 2 \
-             and l.granted and a.pid <> pg_catalog.pg_backend_pid() and a.state = 'idle' \
-             and l.database = (select oid from pg_catalog.pg_database \
-               where datname = pg_catalog.current_database()) \
-             and a.state_change < pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $3)",
-            &[&class_oid(LOCK_CLASS), &table_oid, &older_than.as_secs_f64()],
-        )
-        .await
-        .map_err(|e| db_error(&e))?;
-    row.map(|row| get(&row, 0)).transpose()
-}
-
 /// Ends a session. `false` when there is none of that pid.
 ///
 /// # Errors

@@ -387,13 +387,13 @@ async fn open_over(around: &Surroundings, link: &Link) -> Result<(Box<Slot>, Ope
     } else {
         "UTF8"
     };
-    let mut slot = Slot::connect(&link.database, encoding, around.wal_sender_timeout)
-        .await
-        .map_err(or_later)?;
-    // Before the position is read up to which it holds.
-    let unfit = preflight::unfit_columns(&link.client, source, &around.mapping)
-        .await
-        .map_err(or_later)?;
+    // Side by side, for a takeover waits for both. The columns before the position is read up to
+    // which they hold.
+    let (slot, unfit) = tokio::join!(
+        Slot::connect(&link.database, encoding, around.wal_sender_timeout),
+        preflight::unfit_columns(&link.client, source, &around.mapping)
+    );
+    let (mut slot, unfit) = (slot.map_err(or_later)?, unfit.map_err(or_later)?);
     let identity = slot.identify_system().await.map_err(or_later)?;
     let is_other_system = link
         .system_identifier
@@ -557,6 +557,10 @@ pub async fn store(link: Arc<Link>, stop: Stop, halted: Option<Halted>) -> Done 
             reason: halted.reason,
         };
         stored = registry::store_halted(&link.client, link.table_oid, &halted).await;
+    }
+    // Nothing is on its way: the next leader need not wait for this process to wind up.
+    if stored.is_ok() && stop.complete {
+        let _ = registry::unlock(&link.client, link.table_oid).await;
     }
     written(stored, Done::Stored)
 }

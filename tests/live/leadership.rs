@@ -71,7 +71,9 @@ fn takeovers(trials: usize, end: fn(&mut Relay)) -> (Vec<Duration>, usize) {
         standing_by(&mut standby);
         more(&load, 100);
         end(&mut leader);
-        times.push(until_it_streams(&standby, Instant::now()));
+        let (ended, wall) = (Instant::now(), std::time::SystemTime::now());
+        times.push(until_it_streams(&standby, ended));
+        phases(&standby, wall);
         leader = standby;
     }
     let committed = load.stop();
@@ -81,6 +83,17 @@ fn takeovers(trials: usize, end: fn(&mut Relay)) -> (Vec<Duration>, usize) {
     let verdict = check(&stage.broker.read_all(&stage.topic("t")), &committed);
     verdict.assert_complete_and_ordered();
     (times, verdict.duplicates)
+}
+
+/// What a takeover was made of, for whoever runs it by hand.
+#[allow(clippy::print_stdout)]
+fn phases(relay: &Relay, since: std::time::SystemTime) {
+    for line in relay.lines() {
+        let at = humantime::parse_rfc3339_weak(&line.text("timestamp")).expect("a time");
+        if let Ok(after) = at.duration_since(since) {
+            println!("  {after:?}: {}", line.text("message"));
+        }
+    }
 }
 
 /// A hang of this machine is no fault of the relay's: one in five may be late in the usual run.

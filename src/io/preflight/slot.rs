@@ -114,9 +114,17 @@ impl SlotSeen<'_> {
         if is_led {
             return Finding::ok("slot", format!("{name}, read by {holder}"));
         }
+        let database = &self.source.database;
+        let is_ours = holder.user.as_deref() == Some(&database.user)
+            && holder.application_name.as_deref() == Some(&database.application_name);
+        let what = if is_ours {
+            "a relay that leads no more"
+        } else {
+            "which is no walrelay"
+        };
         Finding::warning(
             "slot",
-            format!("slot {name} is held by {holder}, which is no walrelay: `run` waits for it"),
+            format!("slot {name} is held by {holder}, {what}: `run` waits for it"),
             format!("end it: select pg_terminate_backend({})", holder.pid),
         )
     }

@@ -35,10 +35,8 @@ pub enum Command {
     Replay(NotBuilt),
     #[command(hide = true, disable_help_flag = true)]
     Poll(NotBuilt),
-    #[command(hide = true, disable_help_flag = true)]
-    Drain(NotBuilt),
-    #[command(hide = true, disable_help_flag = true)]
-    Drop(NotBuilt),
+    Drain(Box<DrainCli>),
+    Drop(Box<DropCli>),
 }
 
 /// A subcommand that has its name but not its work yet.
@@ -339,6 +337,30 @@ pub enum ExistingCli {
     Publish,
 }
 
+/// Remove slot and publication, after showing what is not delivered
+#[derive(Debug, Default, Args)]
+#[command(
+    after_help = "Exit code: 0, they are gone, or you said no; 3, a relay runs, or the database refuses or\n\
+                  cannot be reached; 2, wrong usage. The last line on stderr then says what to do."
+)]
+pub struct DropCli {
+    #[command(flatten)]
+    pub source: SourceCli,
+    #[command(flatten)]
+    pub record: RecordCli,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    /// Leave the publication
+    #[arg(long)]
+    pub keep_publication: bool,
+    /// Report as JSON; needs --yes
+    #[arg(long, requires = "yes")]
+    pub json: bool,
+    #[command(flatten)]
+    pub common: CommonCli,
+}
+
 /// Relay committed outbox rows to Kafka until SIGTERM
 #[derive(Debug, Default, Args)]
 pub struct RunCli {
@@ -376,6 +398,27 @@ pub struct RunCli {
     pub in_flight_bytes: Option<String>,
     #[command(flatten)]
     pub common: CommonCli,
+}
+
+/// Relay until nothing is left, once the writers are stopped, and say when that is so
+#[derive(Debug, Default, Args)]
+#[command(
+    after_help = "Exit code: 0, drained: nothing is left and nobody writes; 3, not drained in time, or another\n\
+                  relay runs; 4, an event or a gap waits for a decision; 2, wrong usage. The last line on\n\
+                  stderr then says what to do."
+)]
+pub struct DrainCli {
+    #[command(flatten)]
+    pub run: RunCli,
+    /// How long it may take [default: 10m]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
+    pub deadline: Option<String>,
+    /// Once drained, hold the stream open until the server is shut down (for pg_upgrade from 17 on)
+    #[arg(long)]
+    pub hold: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Show it all on a throw-away Postgres and a simulated broker

@@ -49,6 +49,8 @@ pub enum Task {
     Check(Box<CheckConfig>),
     Status(Box<StatusConfig>),
     DeadLetters(Box<DeadLettersConfig>),
+    Drain(Box<DrainConfig>),
+    Drop(Box<DropConfig>),
     Demo(DemoConfig),
 }
 
@@ -145,6 +147,16 @@ pub struct InitConfig {
 }
 
 #[derive(Clone, Debug)]
+pub struct DropConfig {
+    pub source: Source,
+    pub mapping: Mapping,
+    /// Do not ask.
+    pub yes: bool,
+    pub keep_publication: bool,
+    pub json: bool,
+}
+
+#[derive(Clone, Debug)]
 pub struct RunConfig {
     pub source: Source,
     pub kafka: Kafka,
@@ -161,6 +173,15 @@ pub struct RunConfig {
     pub on_gap: Option<OnGap>,
     /// How long an absent topic is waited for before its keys are parked.
     pub topic_grace: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub struct DrainConfig {
+    pub run: RunConfig,
+    pub deadline: Duration,
+    /// The stream is held open until the server is down.
+    pub hold: bool,
+    pub json: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -188,6 +209,8 @@ const HTTP_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST)
 const LOCK_TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
 const STALL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(20);
 const SHUTDOWN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+/// A backlog of hours takes minutes.
+const DEADLINE_DEFAULT: Duration = Duration::from_secs(10 * 60);
 /// A cluster that restarts says of its topics for a while that they are not there.
 const TOPIC_GRACE_DEFAULT: Duration = Duration::from_secs(5 * 60);
 /// One frame is at most 64 MiB, and so is what the producer may hold.
@@ -250,8 +273,26 @@ impl Config {
             Command::Prune(_) => Err(command_not_built("prune")),
             Command::Replay(_) => Err(command_not_built("replay")),
             Command::Poll(_) => Err(command_not_built("poll")),
-            Command::Drain(_) => Err(command_not_built("drain")),
-            Command::Drop(_) => Err(command_not_built("drop")),
+            Command::Drain(args) => {
+                let layers = Layers::read(around, args.run.common.config.as_deref())?;
+                let deadline = layers.get("deadline", args.deadline)?;
+                Ok(Config {
+                    log: log_format(&layers, around, args.run.common.log.clone())?,
+                    task: Task::Drain(Box::new(DrainConfig {
+                        run: run(&layers, around, args.run)?,
+                        deadline: duration_or(deadline, DEADLINE_DEFAULT)?,
+                        hold: args.hold,
+                        json: args.json,
+                    })),
+                })
+            }
+            Command::Drop(args) => {
+                let layers = Layers::read(around, args.common.config.as_deref())?;
+                Ok(Config {
+                    log: log_format(&layers, around, args.common.log.clone())?,
+                    task: Task::Drop(Box::new(drop_config(&layers, around, *args)?)),
+                })
+            }
         }
     }
 }
@@ -259,7 +300,7 @@ impl Config {
 fn command_not_built(name: &str) -> Failure {
     Failure::usage(
         format!("walrelay {name} is not built yet"),
-        "use init, check, run, status, dead-letters or demo; walrelay --help shows what they take",
+        "use init, check, run, status, dead-letters, drain, drop or demo; walrelay --help shows what they take",
     )
 }
 
@@ -357,6 +398,20 @@ fn status(
         mapping: mapping::mapping(layers, args.record)?,
         source: source(layers, around, args.source)?,
         http: http(layers, args.http)?,
+        json: args.json,
+    })
+}
+
+fn drop_config(
+    layers: &Layers,
+    around: &Surroundings,
+    args: cli::DropCli,
+) -> Result<DropConfig, Failure> {
+    Ok(DropConfig {
+        mapping: mapping::mapping(layers, args.record)?,
+        source: source(layers, around, args.source)?,
+        yes: args.yes,
+        keep_publication: args.keep_publication,
         json: args.json,
     })
 }

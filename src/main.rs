@@ -40,8 +40,8 @@ fn main() -> ExitCode {
 fn start(cli: Cli) -> Result<(), Failure> {
     let config = Config::resolve(cli.command, &Surroundings::of_process())?;
     let voice = match config.task {
-        Task::Run(_) | Task::Init(_) => Voice::Full,
-        Task::Check(_) | Task::Status(_) | Task::DeadLetters(_) => Voice::Aside,
+        Task::Run(_) | Task::Init(_) | Task::Drain(_) => Voice::Full,
+        Task::Check(_) | Task::Status(_) | Task::DeadLetters(_) | Task::Drop(_) => Voice::Aside,
         Task::Demo(_) => Voice::Aside,
     };
     telemetry::init(config.log, voice)?;
@@ -67,6 +67,8 @@ async fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Check(config) => commands::check::run(*config).await,
         Task::Status(config) => commands::status::run(*config).await,
         Task::DeadLetters(config) => commands::dead_letters::run(*config).await,
+        Task::Drain(config) => commands::drain::run(*config).await,
+        Task::Drop(config) => commands::drop::run(*config).await,
         Task::Demo(config) => commands::demo::run(config).await,
     }
 }

@@ -56,6 +56,8 @@ const WAL_SENDER_TIMEOUT: Duration = Duration::from_secs(15);
 const BURST: usize = 256;
 /// Signals closer together than this ask for one and the same stop.
 const SAME_STOP: Duration = Duration::from_secs(1);
+/// What the server repeats is logged again after this.
+const SAID_AGAIN_AFTER: Duration = Duration::from_secs(60);
 const LIVE_INTERVAL: Duration = Duration::from_secs(1);
 /// Batches are not made smaller than this, whatever a broker refuses.
 const BATCH_BYTES_MIN: usize = 16_384;
@@ -73,9 +75,17 @@ pub enum StopBy {
 /// # Errors
 /// What ended the relay, other than being asked to stop.
 pub async fn run(config: RunConfig) -> Result<(), Failure> {
+    run_by(config, StopBy::Signals).await
+}
+
+/// As [`run`], ended by somebody else.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_by(config: RunConfig, stop: StopBy) -> Result<(), Failure> {
     let client_id = format!("walrelay-{}", config.source.slot);
     let kafka = kafka::Settings::new(&config.kafka, client_id)?;
-    run_with(config, kafka, StopBy::Signals).await
+    run_with(config, kafka, stop).await
 }
 
 /// As [`run`], on Kafka settings that the caller shares (the demo broker).
@@ -134,6 +144,7 @@ pub async fn run_with(
         batch_bytes: 1_000_000,
         is_batch_shrunk: false,
         live_at: now,
+        standbys_said_at: None,
         exit: None,
     };
     service.run(answers, stop).await
@@ -184,6 +195,8 @@ struct Service {
     batch_bytes: usize,
     is_batch_shrunk: bool,
     live_at: Moment,
+    /// When the server last said that it waits for a standby.
+    standbys_said_at: Option<Moment>,
     exit: Option<Result<(), Failure>>,
 }
 
@@ -505,7 +518,19 @@ impl Service {
         detail: Option<&str>,
         now: Moment,
     ) {
-        if sqlstate == "55000" {
+        if words::is_about_standbys(message) {
+            // It says so again and again; health tells it, too.
+            if self
+                .standbys_said_at
+                .is_none_or(|at| now >= at + SAID_AGAIN_AFTER)
+            {
+                self.standbys_said_at = Some(now);
+                tracing::warn!(
+                    sqlstate,
+                    "the server holds the stream back (WaitForStandbyConfirmation): {message}; remedy: start that standby again, or take it out of synchronized_standby_slots and reload"
+                );
+            }
+        } else if sqlstate == "55000" {
             self.machine
                 .on_rows_skipped(words::rows_skipped(message, detail), now);
         } else {

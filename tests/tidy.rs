@@ -68,6 +68,8 @@ fn may_import(room: &str) -> Option<&'static [&'static str]> {
         ],
         // It shows the very relay that `run` runs, in one process with the broker it shows it on.
         "commands/demo" => &["io", "config", "error", "service"],
+        // Its relay is the one that `run` runs, with an end.
+        "commands/drain" => &["io", "config", "error", "lsn", "service"],
         // The only file that sees both relay and io.
         "service" => &[
             "relay",
@@ -388,6 +390,9 @@ fn room(path: &str) -> String {
     let inside = path.strip_prefix("src/").unwrap_or(path);
     if inside == "commands/demo.rs" || inside.starts_with("commands/demo/") {
         return "commands/demo".to_owned();
+    }
+    if inside == "commands/drain.rs" {
+        return "commands/drain".to_owned();
     }
     let first = inside.split('/').next().expect("a split has a first part");
     first.trim_end_matches(".rs").to_owned()

@@ -9,15 +9,13 @@
 mod show;
 mod words;
 
-use std::io::{self, IsTerminal};
-
 use serde::Serialize;
 use tokio_postgres::Client;
 
 use super::report;
 use crate::config::{DeadLettersConfig, LetterId, LettersTask, ListLetters, Source, Which};
 use crate::dead_letter::Tripped;
-use crate::error::{DbError, Exit, Failure};
+use crate::error::{DbError, Failure};
 use crate::finding::Finding;
 use crate::io::dead_letters::by_hand::{self, Changed, Line, Totals};
 use crate::io::dead_letters::tripped;
@@ -173,7 +171,16 @@ impl<'a> Desk<'a> {
             let would = by_hand::would_discard(client, self.table_oid, which, row).await;
             let would = would.map_err(|e| self.failed(&e))?;
             self.something(which, would)?;
-            if !is_confirmed(would, &show_table(&self.source.table))? {
+            let what = format!(
+                "{} of {}",
+                words::amount(would),
+                show_table(&self.source.table)
+            );
+            if !report::is_confirmed(
+                &format!("discarding {what}"),
+                &format!("Discard {what}? They are never published."),
+                "nobody needs them",
+            )? {
                 return report::write_out("nothing was discarded\n");
             }
         }
@@ -398,33 +405,6 @@ fn failed(error: &DbError, source: &Source) -> Failure {
         error.to_string(),
         grants.replace("{role}", &quote_ident(&source.database.user)),
     )
-}
-
-/// Asks on the terminal.
-fn is_confirmed(would: Changed, table: &str) -> Result<bool, Failure> {
-    let stdin = io::stdin();
-    if !stdin.is_terminal() {
-        return Err(Failure::usage(
-            format!(
-                "discarding {} of {table} wants a yes, and there is no terminal to ask on",
-                words::amount(would)
-            ),
-            "add --yes, once you know that nobody needs them",
-        ));
-    }
-    report::write_out(&format!(
-        "Discard {} of {table}? They are never published. Type yes: ",
-        words::amount(would)
-    ))?;
-    let mut answer = String::new();
-    stdin.read_line(&mut answer).map_err(|e| {
-        Failure::new(
-            Exit::Unexpected,
-            format!("cannot read the answer: {e}"),
-            "add --yes",
-        )
-    })?;
-    Ok(answer.trim() == "yes")
 }
 
 fn age(seconds: f64) -> String {

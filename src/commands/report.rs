@@ -30,6 +30,30 @@ pub fn write_out(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// Asks on the terminal. `wants` is what a yes is wanted for, `yes_when` when --yes may be said.
+///
+/// # Errors
+/// There is no terminal to ask on (exit 2), or it cannot be read.
+pub fn is_confirmed(wants: &str, question: &str, yes_when: &str) -> Result<bool, Failure> {
+    let stdin = io::stdin();
+    if !stdin.is_terminal() {
+        return Err(Failure::usage(
+            format!("{wants} wants a yes, and there is no terminal to ask on"),
+            format!("add --yes, once you know that {yes_when}"),
+        ));
+    }
+    write_out(&format!("{question} Type yes: "))?;
+    let mut answer = String::new();
+    stdin.read_line(&mut answer).map_err(|e| {
+        Failure::new(
+            Exit::Unexpected,
+            format!("cannot read the answer: {e}"),
+            "add --yes",
+        )
+    })?;
+    Ok(answer.trim() == "yes")
+}
+
 /// JSON with a newline at its end.
 ///
 /// # Errors

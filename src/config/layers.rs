@@ -26,11 +26,12 @@ pub(super) struct Given {
 }
 
 /// Every key of the file; some are [`TABLES`].
-const KEYS: [&str; 23] = [
+const KEYS: [&str; 24] = [
     "brokers",
     "columns",
     "create_topics",
     "database_url",
+    "deadline",
     "headers",
     "http",
     "in_flight_bytes",

@@ -4,6 +4,7 @@
 //! # Invariants
 //! No file here imports `relay`; what the two share are the words of `record` and `wire`.
 
+pub mod backlog;
 pub mod catalog;
 pub mod connect;
 mod conversation;
@@ -16,6 +17,7 @@ pub mod kafka;
 mod login;
 pub mod preflight;
 pub mod registry;
+pub mod rival;
 pub mod sample;
 pub mod side;
 pub mod slot;
@@ -24,3 +26,4 @@ pub mod sql;
 pub mod standing;
 mod tls;
 pub mod topics;
+pub mod writers;

@@ -23,10 +23,10 @@ use crate::gap::{self, OnGap};
 pub use fit::{kin, publication_needs, table_needs};
 pub use look::{Answer, OldTransaction, Registry, Seen, Session, look};
 pub use server::{
-    described, idle_slots, no_slot_left, no_wal_senders, only_failed, replication_remedy,
-    role_finding, server_findings, size, span,
+    dead_standbys, described, idle_slots, no_slot_left, no_wal_senders, only_failed,
+    replication_remedy, role_finding, server_findings, size, span,
 };
-pub use slot::{SlotSeen, begin_anew, parking, start_over};
+pub use slot::{SlotSeen, begin_anew, dropped, parking, start_over};
 pub use swap::{Swap, another_table};
 
 /// Why a check came to no good end.

@@ -42,9 +42,21 @@ pub struct Registered {
     pub intent: bool,
     /// What `--existing` was when the intent was committed.
     pub intent_existing: Option<String>,
+    /// `walrelay drop` was here: there is no slot, and that is as it should be.
+    pub dropped: Option<Dropped>,
     pub made_table: bool,
     /// A gap is being healed.
     pub heals: bool,
+}
+
+/// What `walrelay drop` left behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dropped {
+    /// It was interrupted: a slot of that name is still the one to be dropped.
+    pub is_half_done: bool,
+    /// For a person.
+    pub since: String,
+    pub by: String,
 }
 
 /// The last clean stop.
@@ -187,7 +199,7 @@ async fn select(
          consistent_point, leader, stop_commit_lsn, stop_xid, stop_commit_time, stop_reported, \
          stop_complete, halted_event, halted_reason, halted_generation, intent is not null, \
          intent->>'existing', made_table, stop_open::text, table_name, \
-         heal is not null \
+         heal is not null, intent->>'action', intent->>'since', intent->>'by' \
          from walrelay.relay where {condition}"
     );
     let rows = client.query(&sql, params).await.map_err(|e| db_error(&e))?;
@@ -221,9 +233,24 @@ fn registered(row: &Row) -> Result<Registered, DbError> {
         halted,
         intent: get(row, 16)?,
         intent_existing: get(row, 17)?,
+        dropped: dropped(row)?,
         made_table: get(row, 18)?,
         heals: get(row, 21)?,
     })
+}
+
+fn dropped(row: &Row) -> Result<Option<Dropped>, DbError> {
+    let action: Option<String> = get(row, 22)?;
+    let is_half_done = match action.as_deref() {
+        Some("drop") => true,
+        Some("dropped") => false,
+        Some(_) | None => return Ok(None),
+    };
+    Ok(Some(Dropped {
+        is_half_done,
+        since: get::<Option<String>>(row, 23)?.unwrap_or_default(),
+        by: get::<Option<String>>(row, 24)?.unwrap_or_default(),
+    }))
 }
 
 fn stop(row: &Row) -> Result<Option<Stop>, DbError> {
@@ -584,32 +611,6 @@ impl Prober {
             touched: get(&row, 3)?,
         })
     }
-}
-
-/// The session that holds a table's lock and has been idle for longer than `older_than`. `None`
-/// also where this role may not see that session's state.
-///
-/// # Errors
-/// Only the conversation's.
-pub async fn idle_lock_holder(
-    client: &Client,
-    table_oid: u32,
-    older_than: Duration,
-) -> Result<Option<i32>, DbError> {
-    let row = client
-        .query_opt(
-            "select a.pid from pg_catalog.pg_locks l \
-             join pg_catalog.pg_stat_activity a on a.pid = l.pid \
-             where l.locktype = 'advisory' and l.classid = $1 and l.objid = $2 and l.objsubid = 2 \
-             and l.granted and a.pid <> pg_catalog.pg_backend_pid() and a.state = 'idle' \
-             and l.database = (select oid from pg_catalog.pg_database \
-               where datname = pg_catalog.current_database()) \
-             and a.state_change < pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $3)",
-            &[&class_oid(LOCK_CLASS), &table_oid, &older_than.as_secs_f64()],
-        )
-        .await
-        .map_err(|e| db_error(&e))?;
-    row.map(|row| get(&row, 0)).transpose()
 }
 
 /// Ends a session. `false` when there is none of that pid.

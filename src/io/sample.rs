@@ -29,6 +29,8 @@ pub struct Sample {
     pub publication: Option<(String, String)>,
     /// Who has the table's lock, where it is not this session.
     pub leader: Option<String>,
+    /// The standby slots that the server holds the stream back for, and that nobody follows.
+    pub dead_standbys: Option<String>,
     pub oldest_transaction: Holding,
     pub prepared_transaction: Holding,
 }
@@ -61,7 +63,8 @@ const SAMPLE: &str = "\
       s.wal_status, s.safe_wal_size, \
       pg_catalog.pg_size_bytes(pg_catalog.current_setting('max_slot_wal_keep_size')), \
       x.pid, x.usename::text, x.application_name, x.datname::text, x.age, \
-      p.gid, p.database::text, p.age, l.pid, l.application_name, l.addr \
+      p.gid, p.database::text, p.age, l.pid, l.application_name, l.addr, l.since, \
+      case when k.wait_event = 'WaitForStandbyConfirmation' then d.names end \
     from (select case when pg_catalog.pg_is_in_recovery() \
         then pg_catalog.pg_last_wal_replay_lsn() else pg_catalog.pg_current_wal_lsn() end as lsn) w \
     left join pg_catalog.pg_replication_slots s on s.slot_name = $1::text \
@@ -73,12 +76,23 @@ const SAMPLE: &str = "\
     left join lateral (select gid, database, \
         extract(epoch from pg_catalog.clock_timestamp() - prepared)::float8 as age \
       from pg_catalog.pg_prepared_xacts order by prepared limit 1) p on true \
-    left join lateral (select l.pid, a.application_name, pg_catalog.host(a.client_addr) as addr \
+    left join lateral (select l.pid, a.application_name, pg_catalog.host(a.client_addr) as addr, \
+        pg_catalog.to_char(a.backend_start at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') as since \
       from pg_catalog.pg_locks l left join pg_catalog.pg_stat_activity a on a.pid = l.pid \
       where l.locktype = 'advisory' and l.classid = $2 and l.objsubid = 2 and l.granted \
       and l.objid = $3 and l.pid <> pg_catalog.pg_backend_pid() \
       and l.database = (select oid from pg_catalog.pg_database \
-        where datname = pg_catalog.current_database()) limit 1) l on true";
+        where datname = pg_catalog.current_database()) limit 1) l on true \
+    left join lateral (select a.wait_event from pg_catalog.pg_stat_activity a \
+      where a.pid = s.active_pid) k on true \
+    left join lateral (select pg_catalog.string_agg(n.name || case when q.slot_name is null \
+          then ' (there is no such slot)' else coalesce(' (nobody has followed it since ' \
+            || pg_catalog.left(pg_catalog.to_jsonb(q)->>'inactive_since', 19) || ')', \
+            ' (nobody follows it)') end, ', ') as names \
+      from (select pg_catalog.btrim(u, ' \"') as name from pg_catalog.unnest(pg_catalog.string_to_array( \
+        pg_catalog.current_setting('synchronized_standby_slots', true), ',')) u) n \
+      left join pg_catalog.pg_replication_slots q on q.slot_name = n.name \
+      where n.name <> '' and q.active is not true) d on true";
 
 const COVERAGE: &str = "\
     select t.oid, t.relkind::text, p.oid is not null, p.pubinsert, p.pubviaroot, \
@@ -120,6 +134,7 @@ pub async fn take(client: &Client, source: &Source, led_oid: u32) -> Result<Samp
         slot: slot(&sample)?,
         publication: Coverage::read(&coverage)?.trouble(source, led_oid),
         leader: leader(&sample)?,
+        dead_standbys: get(&sample, 20)?,
         oldest_transaction: oldest_transaction(&sample)?,
         prepared_transaction: prepared_transaction(&sample)?,
     })
@@ -183,7 +198,11 @@ fn leader(row: &Row) -> Result<Option<String>, DbError> {
         return Ok(None);
     };
     let mut who = format!("pid {pid}");
-    for (label, column) in [("application_name", 17), ("client", 18)] {
+    for (label, column) in [
+        ("application_name", 17),
+        ("client", 18),
+        ("connected since", 19),
+    ] {
         if let Some(name) = get::<Option<String>>(row, column)?.filter(|n| !n.is_empty()) {
             who.push_str(&format!(", {label} {name}"));
         }

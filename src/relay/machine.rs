@@ -57,8 +57,8 @@ use crate::record::{KafkaCode, Report, Ticket, TopicState};
 const RECONNECT_MIN: Duration = Duration::from_millis(100);
 /// Below the time that a standby leaves the lock to the old leader after a restart of Postgres.
 const RECONNECT_MAX: Duration = Duration::from_secs(2);
-/// How often a standby asks for the lock.
-const SEEK_INTERVAL: Duration = Duration::from_millis(250);
+/// The pause of a standby between two waits for the lock: it waits on the server, and is woken there.
+const SEEK_INTERVAL: Duration = Duration::from_millis(50);
 /// How often the leader proves that it leads.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a server that shuts down is held up by what is on its way to Kafka.
@@ -238,7 +238,8 @@ pub struct Machine {
     probe_sent_at: Option<Moment>,
     /// When each lasting condition was last said.
     reminders: HashMap<String, Moment>,
-    standby_said: bool,
+    /// Behind whom we were last said to stand by.
+    standby_said: Option<String>,
     leadership: Leadership,
     /// Why the stream is not open; kept until it is.
     closed_because: Option<String>,
@@ -319,7 +320,7 @@ impl Machine {
             probe_at: now,
             probe_sent_at: None,
             reminders: HashMap::new(),
-            standby_said: false,
+            standby_said: None,
             leadership: Leadership::Unknown,
             closed_because: None,
         }

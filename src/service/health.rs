@@ -269,6 +269,7 @@ fn to_telemetry(taken: sample::Sample) -> health::Sample {
             .publication
             .map(|(what, remedy)| Trouble { what, remedy }),
         leader: taken.leader,
+        dead_standbys: taken.dead_standbys,
         oldest_transaction: holding(taken.oldest_transaction),
         prepared_transaction: holding(taken.prepared_transaction),
     }

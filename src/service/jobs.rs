@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio_postgres::Client;
 
@@ -18,7 +18,7 @@ use crate::io::registry::{self, Found, Prober};
 use crate::io::sample::{self, Sample};
 use crate::io::side::Side;
 use crate::io::slot::{IdentifySystem, Slot};
-use crate::io::{connect, kafka};
+use crate::io::{connect, kafka, rival};
 use crate::lsn::Lsn;
 use crate::record::{Right, TopicState};
 use crate::relay::ledger::OpenTransaction;
@@ -30,6 +30,17 @@ const FINISH_WITHIN: Duration = Duration::from_secs(2);
 
 /// How long the questions of a new session may take: every requirement is looked at.
 const FIRST_SEEK_WITHIN: Duration = Duration::from_secs(60);
+
+/// How long a standby waits on the server for the lock before it looks around again. Below the
+/// usual deadlock_timeout: a server that logs lock waits has nothing to log.
+const AWAIT_LOCK: Duration = Duration::from_millis(500);
+
+/// Where it cannot wait there, it asks as often.
+const ASK_FOR_LOCK: Duration = Duration::from_millis(200);
+
+/// A walsender sees in milliseconds that its client is gone.
+const SLOT_FREE_WITHIN: Duration = Duration::from_millis(500);
+const SLOT_FREE_LOOK: Duration = Duration::from_millis(10);
 
 /// How long a look at the cluster may take.
 const REACH_WITHIN: Duration = Duration::from_secs(5);
@@ -66,6 +77,8 @@ pub struct Link {
     database: Arc<Database>,
     prober: Prober,
     backend_pid: i32,
+    /// Since when the lock is ours.
+    taken_at: Instant,
     pub table_oid: u32,
     /// Of the slot that the registry describes.
     pub generation: AtomicI64,
@@ -198,11 +211,18 @@ async fn seek_over(
             .map_err(or_later)?;
     }
     around.table_oid.store(table_oid, Ordering::Relaxed);
+    let is_waited_for = !is_new
+        && rival::await_lock(client, table_oid, AWAIT_LOCK)
+            .await
+            .is_ok();
     if !registry::try_lock(client, table_oid)
         .await
         .map_err(or_later)?
     {
         let why = rival(around, client, table_oid).await.map_err(or_later)?;
+        if !is_new && !is_waited_for {
+            tokio::time::sleep(ASK_FOR_LOCK).await;
+        }
         return Ok((None, Seek::Elsewhere(why)));
     }
     match lead(around, side, table_oid).await {
@@ -239,20 +259,24 @@ async fn check(around: &Surroundings, client: &Client) -> Result<(), Seek> {
 
 /// Who holds the lock; one that hangs is ended.
 async fn rival(around: &Surroundings, client: &Client, table_oid: u32) -> Result<String, DbError> {
-    let idle = registry::idle_lock_holder(client, table_oid, around.wal_sender_timeout).await?;
-    let Some(pid) = idle else {
+    let found = rival::of_lock(client, table_oid, around.wal_sender_timeout).await?;
+    let Some(rival) = found else {
         return Ok("another instance holds the lock".to_owned());
     };
-    match registry::terminate(client, pid).await {
+    let who = rival.who;
+    if !rival.is_idle {
+        return Ok(format!("another instance leads ({who})"));
+    }
+    match registry::terminate(client, rival.pid).await {
         Ok(_) => {
             tracing::warn!(
-                pid,
-                "the leader's session has been idle for too long: ended it"
+                pid = rival.pid,
+                "the leader's session has been idle for too long: ended it ({who})"
             );
-            Ok(format!("the leader (pid {pid}) hangs"))
+            Ok(format!("the leader hangs, its session was ended ({who})"))
         }
         Err(error) => Ok(format!(
-            "the leader (pid {pid}) hangs and cannot be ended: {error}"
+            "the leader hangs and cannot be ended ({who}): {error}; end that session by hand"
         )),
     }
 }
@@ -309,6 +333,7 @@ async fn lead(
         database: Arc::clone(&side.database),
         prober,
         backend_pid: probe.backend_pid,
+        taken_at: Instant::now(),
         table_oid,
         generation: AtomicI64::new(registered.generation),
         heals: AtomicBool::new(registered.heals),
@@ -384,13 +409,13 @@ async fn open_over(
     } else {
         "UTF8"
     };
-    let mut slot = Slot::connect(&link.database, encoding, around.wal_sender_timeout)
-        .await
-        .map_err(or_later)?;
-    // Before the position is read up to which it holds.
-    let unfit = preflight::unfit_columns(&link.client, source, &around.mapping)
-        .await
-        .map_err(or_later)?;
+    // Side by side, for a takeover waits for both. The columns before the position is read up to
+    // which they hold.
+    let (slot, unfit) = tokio::join!(
+        Slot::connect(&link.database, encoding, around.wal_sender_timeout),
+        preflight::unfit_columns(&link.client, source, &around.mapping)
+    );
+    let (mut slot, unfit) = (slot.map_err(or_later)?, unfit.map_err(or_later)?);
     let identity = slot.identify_system().await.map_err(or_later)?;
     let is_other_system = link
         .system_identifier
@@ -533,17 +558,18 @@ pub async fn begin_heal(link: Arc<Link>, gap: Gap, policy: OnGap) -> Done {
 async fn free_slot(around: &Surroundings, link: &Link) -> Result<Lsn, OpenError> {
     let name = &around.source.slot;
     let later = |error: DbError| OpenError::Later(error.to_string());
-    let state = registry::slot_state(&link.client, name)
-        .await
-        .map_err(later)?;
-    let Some(state) = state else {
-        return Err(gap(around, link, Cause::SlotGone).await);
+    let until = Instant::now() + SLOT_FREE_WITHIN;
+    let state = loop {
+        let state = registry::slot_state(&link.client, name)
+            .await
+            .map_err(later)?;
+        match state {
+            None => return Err(gap(around, link, Cause::SlotGone).await),
+            Some(state) if state.active_pid.is_none() => break state,
+            Some(_) if Instant::now() < until => tokio::time::sleep(SLOT_FREE_LOOK).await,
+            Some(_) => return Err(held(around, link).await.map_err(later)?),
+        }
     };
-    if state.active_pid.is_some() {
-        let holder = registry::holder(&link.client, name).await.map_err(later)?;
-        let holder = holder.map_or_else(|| "another session".to_owned(), |h| h.to_string());
-        return Err(OpenError::Later(format!("slot {name} is held by {holder}")));
-    }
     match state.confirmed_flush {
         Some(confirmed) if state.wal_status.as_deref() != Some("lost") => Ok(confirmed),
         Some(_) | None => {
@@ -552,6 +578,38 @@ async fn free_slot(around: &Surroundings, link: &Link) -> Result<Lsn, OpenError>
             Err(gap(around, link, Cause::SlotLost(why)).await)
         }
     }
+}
+
+/// Somebody reads the slot although the lock is ours. A relay that led before us has to let go when
+/// it cannot prove its lead: one of ours that has not after the longest that this may take is
+/// nobody's any more, and is ended.
+async fn held(around: &Surroundings, link: &Link) -> Result<OpenError, DbError> {
+    let name = &around.source.slot;
+    let Some(holder) = registry::holder(&link.client, name).await? else {
+        return Ok(OpenError::Later(format!("slot {name} has just come free")));
+    };
+    let since = holder.state_age.map_or(String::new(), |age| {
+        format!(", for {}", preflight::span(age))
+    });
+    let database = &around.source.database;
+    let is_ours = holder.user.as_deref() == Some(&database.user)
+        && holder.application_name.as_deref() == Some(&database.application_name);
+    if is_ours && link.taken_at.elapsed() >= around.wal_sender_timeout {
+        let pid = holder.pid;
+        let ended = registry::terminate(&link.client, pid).await;
+        tracing::warn!(
+            pid,
+            "slot {name} was still read by {holder}{since}, which has not led for {:?}: {}",
+            around.wal_sender_timeout,
+            match ended {
+                Ok(_) => "ended it".to_owned(),
+                Err(error) => format!("it cannot be ended: {error}"),
+            }
+        );
+    }
+    Ok(OpenError::Later(format!(
+        "slot {name} is held by {holder}{since}"
+    )))
 }
 
 pub async fn finish(slot: Box<Slot>) -> Done {
@@ -619,6 +677,10 @@ pub async fn store(link: Arc<Link>, stop: Stop, halted: Option<Halted>) -> Done 
             reason: halted.reason,
         };
         stored = registry::store_halted(&link.client, link.table_oid, &halted).await;
+    }
+    // Nothing is on its way: the next leader need not wait for this process to wind up.
+    if stored.is_ok() && stop.complete {
+        let _ = registry::unlock(&link.client, link.table_oid).await;
     }
     written(stored, Done::Stored)
 }

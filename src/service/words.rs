@@ -9,7 +9,9 @@ use crate::relay::orders::StreamEnd;
 
 /// How an ErrorResponse ends the stream: may it be opened again?
 pub fn stream_error(error: &DbError, source: &Source) -> StreamEnd {
-    if error.heals_with_time() {
+    // A server that shuts down makes an error of what else is a warning.
+    let waits = matches!(error, DbError::Server { message, .. } if is_about_standbys(message));
+    if error.heals_with_time() || waits {
         return StreamEnd::Lost(error.to_string());
     }
     let cause = match error.sqlstate() {
@@ -19,6 +21,12 @@ pub fn stream_error(error: &DbError, source: &Source) -> StreamEnd {
     };
     let missing = None;
     StreamEnd::Gap(Gap { cause, missing })
+}
+
+/// Does the server say that it waits for a standby that nobody runs? It names the setting, which is
+/// the same in every language; the SQLSTATE is that of rows which are skipped.
+pub fn is_about_standbys(message: &str) -> bool {
+    message.contains("synchronized_standby_slots")
 }
 
 pub fn frame_too_large(length: usize, lsn: Lsn) -> Failure {

@@ -99,6 +99,9 @@ pub struct Numbers {
     pub prepared_transaction_age_seconds: Option<f64>,
     /// What keeps `restart_lsn` from moving, if anything does.
     pub restart_lsn_held_by: Option<String>,
+    /// The stream stands still for these standby slots, which nobody follows.
+    #[serde(default)]
+    pub waits_for_standbys: Option<String>,
     /// How old what the database said is.
     pub sample_age_seconds: Option<f64>,
 }
@@ -213,6 +216,8 @@ pub struct Sample {
     pub publication: Option<Trouble>,
     /// Who has the lock, where that is not this process.
     pub leader: Option<String>,
+    /// Standby slots that hold the stream back, because nobody follows them.
+    pub dead_standbys: Option<String>,
     pub oldest_transaction: Held,
     pub prepared_transaction: Held,
 }

@@ -49,6 +49,9 @@ pub mod name {
     /// Gauges on what may hold `restart_lsn` back: 0 where there is none, NaN when not known.
     pub const OLDEST_TRANSACTION_AGE: &str = "walrelay_oldest_transaction_age_seconds";
     pub const PREPARED_TRANSACTION_AGE: &str = "walrelay_prepared_transaction_age_seconds";
+    /// Gauge, 1 while the server holds the stream back for a standby that nobody runs; NaN when
+    /// not known.
+    pub const WAITS_FOR_STANDBY: &str = "walrelay_waits_for_standby";
     /// Gauge, 1 when every condition holds, else 0.
     pub const READY: &str = "walrelay_ready";
     /// Gauge, 1 where the condition holds, 0 where it does not, NaN when not known; label
@@ -434,6 +437,7 @@ struct HealthGauges {
     wal_rate: Gauge,
     oldest_transaction_age: Gauge,
     prepared_transaction_age: Gauge,
+    waits_for_standby: Gauge,
     ready: Gauge,
     condition: GaugeVec,
     topic_waiting: GaugeVec,
@@ -475,6 +479,10 @@ impl HealthGauges {
             prepared_transaction_age: gauge(
                 name::PREPARED_TRANSACTION_AGE,
                 "Age of the oldest prepared transaction; it holds restart_lsn back.",
+            ),
+            waits_for_standby: gauge(
+                name::WAITS_FOR_STANDBY,
+                "1 while the stream stands still for a slot of synchronized_standby_slots.",
             ),
             ready: gauge(name::READY, "1 when every condition of being ready holds."),
             condition: by(
@@ -519,6 +527,10 @@ impl HealthGauges {
             .set(or_nan(numbers.oldest_transaction_age_seconds));
         self.prepared_transaction_age
             .set(or_nan(numbers.prepared_transaction_age_seconds));
+        let waits = numbers
+            .sample_age_seconds
+            .map(|_| numbers.waits_for_standbys.is_some());
+        self.waits_for_standby.set(flag(waits));
         self.ready.set(flag(Some(health.ready)));
         for condition in &health.conditions {
             self.condition

@@ -136,6 +136,51 @@ impl Cluster {
         cluster
     }
 
+    /// A standby of `primary` that follows it through physical slot `sb`, which it makes there, and
+    /// copies its failover slots. `primary` is stopped for a moment.
+    pub fn replica(primary: &Cluster) -> Cluster {
+        let replicates = format!(
+            "host=127.0.0.1 port={} user=postgres dbname=postgres application_name=sb",
+            primary.port
+        );
+        primary
+            .connect("postgres")
+            .run("select pg_create_physical_replication_slot('sb', true)");
+        primary.stop(Stop::Fast);
+        let copy = primary.copy_data();
+        primary.up();
+        let dir = proc::dir(&format!("pg{}", primary.pg.number()));
+        if proc::unprivileged().is_some() {
+            own(&dir);
+        }
+        let cluster = Cluster {
+            pg: primary.pg,
+            port: proc::free_port(),
+            dir,
+            server: Mutex::new(None),
+        };
+        fs::rename(&copy, cluster.data()).expect("both are in one directory");
+        // Slots of the primary that came with the copy are not the standby's.
+        let slots = cluster.data().join("pg_replslot");
+        let _ = fs::remove_dir_all(slots.join("sb"));
+        cluster.put("standby.signal", b"");
+        cluster.configure(&[
+            &format!("primary_conninfo = '{replicates}'"),
+            "primary_slot_name = 'sb'",
+            "hot_standby_feedback = on",
+            "sync_replication_slots = on",
+            "synchronized_standby_slots = ''",
+        ]);
+        cluster.up();
+        cluster
+    }
+
+    /// Starts the server as `pg_upgrade` does, to ask it what `pg_upgrade` asks.
+    pub fn up_for_upgrade(&self) {
+        let started = self.try_up(&["-b", "-c", "max_slot_wal_keep_size=-1"]);
+        started.unwrap_or_else(|log| panic!("it does not start for an upgrade:\n{log}"));
+    }
+
     pub fn data(&self) -> PathBuf {
         self.dir.join("data")
     }
@@ -184,7 +229,7 @@ impl Cluster {
         // is in use until its last backend has gone.
         let mut last = String::new();
         for _ in 0..5 {
-            match self.try_up() {
+            match self.try_up(&[]) {
                 Ok(()) => return,
                 Err(log) => last = log,
             }
@@ -192,7 +237,7 @@ impl Cluster {
         panic!("Postgres {} does not start:\n{last}", self.pg.number());
     }
 
-    fn try_up(&self) -> Result<(), String> {
+    fn try_up(&self, more: &[&str]) -> Result<(), String> {
         let mut server = self.server();
         assert!(server.is_none(), "it runs already");
         let mut command = proc::command(
@@ -205,6 +250,7 @@ impl Cluster {
             .arg(self.data())
             .args(["-p", &self.port.to_string(), "-k"])
             .arg(&self.dir)
+            .args(more)
             .current_dir(&self.dir);
         let mut running = Proc::start(command, &self.log_path());
         let answers = eventually(Duration::from_secs(60), "Postgres answers", || {

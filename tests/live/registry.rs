@@ -6,6 +6,7 @@ use walrelay::config::{self, Mapping, TableName};
 use walrelay::gap::OnGap;
 use walrelay::io::preflight::{self, NotReady};
 use walrelay::io::registry::{self, Found, Halted, OpenStop, Prober, Registered, Stop};
+use walrelay::io::rival;
 use walrelay::io::side::Side;
 use walrelay::lsn::{Lsn, PgTimestamp, Triple, Xid};
 
@@ -144,10 +145,19 @@ fn the_probe_tells_a_leader_from_one_that_was() {
                 assert!(after.lock_held);
                 assert_eq!(after.backend_pid, before.backend_pid);
                 assert_eq!(after.slot_active_pid, None);
-                let idle =
-                    |older_than| registry::idle_lock_holder(&standby.client, oid, older_than);
-                assert_eq!(idle(Duration::from_secs(600)).await, Ok(None));
-                assert_eq!(idle(Duration::ZERO).await, Ok(Some(after.backend_pid)));
+                for (idle_max, is_idle) in
+                    [(Duration::from_secs(600), false), (Duration::ZERO, true)]
+                {
+                    let found = rival::of_lock(&standby.client, oid, idle_max).await;
+                    let found = found.expect("an answer").expect("somebody has it");
+                    assert_eq!((found.pid, found.is_idle), (after.backend_pid, is_idle));
+                }
+                let limit = Duration::from_millis(300);
+                let began = std::time::Instant::now();
+                rival::await_lock(&standby.client, oid, limit)
+                    .await
+                    .expect("an answer");
+                assert!(began.elapsed() >= limit, "it is held all the time");
                 assert_eq!(registry::unlock(&leader.client, oid).await, Ok(true));
             }
             let server = registry::server(&leader.client).await.expect("an answer");

@@ -163,6 +163,37 @@ impl<'a> Stage<'a> {
         says(&self.run_to_end(), code, words);
     }
 
+    /// `walrelay drop`.
+    pub fn drop_slot(&self, more: &[&str]) -> Ended {
+        let source = self.source();
+        let args = ["drop"]
+            .into_iter()
+            .chain(source.iter().map(String::as_str));
+        let args: Vec<&str> = args.chain(more.iter().copied()).collect();
+        run_to_end(&args, &[], MINUTE)
+    }
+
+    fn drain_line(&self, more: &[&str]) -> Vec<String> {
+        let mut args = self.run_line();
+        args[0] = "drain".to_owned();
+        args.extend(more.iter().map(|arg| (*arg).to_owned()));
+        args
+    }
+
+    /// `walrelay drain` that ends by itself.
+    pub fn drain(&self, more: &[&str]) -> Ended {
+        let args = self.drain_line(more);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        run_to_end(&args, &[], 2 * MINUTE)
+    }
+
+    /// `walrelay drain` in the background.
+    pub fn draining(&self, more: &[&str]) -> Relay {
+        let args = self.drain_line(more);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        Relay::start(&args, &[])
+    }
+
     /// `walrelay run` in the background.
     pub fn run(&self) -> Relay {
         let args = self.run_line();

@@ -80,6 +80,21 @@ pub fn intent(source: &Source, made_table: bool, existing: Option<&str>) -> Stri
     )
 }
 
+/// The same where `walrelay drop` left the row: its dead letters and its generation stay.
+pub fn intent_after_drop(source: &Source, existing: Option<&str>) -> String {
+    let existing = existing.map_or("null".to_owned(), quote_literal);
+    format!(
+        "-- What is about to be made, so that a crash in between can be put right.\n\
+         update walrelay.relay set table_name = {}, slot_name = {}, publication = {}, updated_at = now(),\n  \
+         intent = jsonb_build_object('action', 'init', 'existing', {existing}::text, 'since', now())\n  \
+         where table_oid = {}::regclass;\n",
+        quote_literal(&show_table(&source.table)),
+        quote_literal(&source.slot),
+        quote_literal(&source.publication),
+        quote_literal(&quote_table(&source.table)),
+    )
+}
+
 /// Puts names in. Comments keep the default ones: a name with a line break would break out of them.
 fn render(file: &str, table: &TableName, publication: Option<&str>) -> String {
     let schema = quote_ident(&table.schema);

@@ -7,7 +7,7 @@ use crate::error::Failure;
 use crate::finding::{self, Finding, State};
 use crate::io::catalog::Table;
 use crate::io::preflight::{self, SlotSeen};
-use crate::io::registry::{Registered, SlotState};
+use crate::io::registry::{Dropped, Registered, SlotState};
 use crate::io::sql::{quote_ident, quote_table, show_ident, show_table};
 
 /// What `init` would do.
@@ -382,7 +382,7 @@ impl<'a> Planner<'a> {
 
     fn publication(&mut self) {
         let name = show_ident(&self.source.publication);
-        let registered = self.seen.row.as_ref();
+        let registered = self.standing_row();
         if registered.is_some_and(|row| row.publication != self.source.publication) {
             // The slot's part has said so.
             return;
@@ -406,7 +406,12 @@ impl<'a> Planner<'a> {
             }
             return;
         };
-        if self.seen.row.is_none() {
+        let is_registered = self
+            .seen
+            .row
+            .as_ref()
+            .is_some_and(|row| row.publication == self.source.publication);
+        if !is_registered {
             if self.seen.rival.is_none() {
                 self.conflicts.push(Finding::failed("publication", 
                     format!("publication {name} exists, but walrelay did not make it"),
@@ -427,8 +432,14 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// The registry's row, unless `walrelay drop` has ended what it described.
+    fn standing_row(&self) -> Option<&'a Registered> {
+        let row = self.seen.row.as_ref();
+        row.filter(|row| row.dropped.is_none())
+    }
+
     fn intent(&mut self) {
-        if self.seen.row.is_some() {
+        if self.standing_row().is_some() {
             return;
         }
         let existing = self.existing.map(|existing| match existing {
@@ -436,10 +447,11 @@ impl<'a> Planner<'a> {
             Existing::Publish => "publish",
         });
         let made_table = self.seen.table.is_none();
-        self.statements.push(Statement {
-            makes: None,
-            sql: migrations::intent(self.source, made_table, existing),
-        });
+        let sql = match &self.seen.row {
+            Some(_) => migrations::intent_after_drop(self.source, existing),
+            None => migrations::intent(self.source, made_table, existing),
+        };
+        self.statements.push(Statement { makes: None, sql });
     }
 
     /// What becomes of the slot; finds everything that forbids to make one.
@@ -469,6 +481,9 @@ impl<'a> Planner<'a> {
             }
             return SlotWork::Make;
         };
+        if let Some(dropped) = &row.dropped {
+            return self.after_drop(&found, row, dropped);
+        }
         let otherwise = found.named_otherwise(row);
         if !otherwise.is_empty() {
             self.conflicts.extend(otherwise);
@@ -484,6 +499,30 @@ impl<'a> Planner<'a> {
                 self.conflicts.extend(found.needs_of_registered(row));
                 self.already("slot", self.source.slot.clone());
                 SlotWork::AlreadyThere
+            }
+        }
+    }
+
+    /// There was a slot, and `walrelay drop` took it away: whoever makes the next one is told.
+    fn after_drop(
+        &mut self,
+        found: &SlotSeen<'_>,
+        row: &Registered,
+        dropped: &Dropped,
+    ) -> SlotWork {
+        self.notes.push(format!(
+            "{}: what it had not delivered then is in no stream",
+            preflight::dropped(row, dropped)
+        ));
+        match found.slot {
+            None => SlotWork::Make,
+            Some(slot) if dropped.is_half_done && row.slot == self.source.slot => {
+                self.half_made(found, slot);
+                SlotWork::MakeAgain
+            }
+            Some(_) => {
+                self.conflicts.push(found.without_a_row());
+                SlotWork::Make
             }
         }
     }
@@ -671,6 +710,7 @@ mod tests {
             halted: None,
             intent: true,
             intent_existing: None,
+            dropped: None,
             made_table: true,
             heals: false,
         }

@@ -563,6 +563,18 @@ fn slot(config: &StatusConfig, base: &Base) -> Vec<Finding> {
         return Vec::new();
     };
     let mut findings = vec![reader(slot, seen)];
+    if let Some(dead) = preflight::dead_standbys(seen, &config.source) {
+        findings.push(Finding::failed(
+            "standby",
+            format!(
+                "the server holds the stream back (WaitForStandbyConfirmation) for each of \
+                 synchronized_standby_slots, of which {dead}"
+            ),
+            "start that standby again, or, if it is gone for good, take it out of \
+             synchronized_standby_slots (alter system set …; select pg_reload_conf()): the stream \
+             then goes on by itself",
+        ));
+    }
     findings.push(retained(slot, base));
     let subject = "held back by";
     findings.push(match &seen.transactions {

@@ -433,6 +433,28 @@ pub fn failover(seen: &Seen, source: &Source) -> Vec<Finding> {
     findings
 }
 
+/// Slots that `synchronized_standby_slots` names and nobody follows: the server holds a failover
+/// slot's stream back for each. `None`: there is none, or it is not known.
+#[must_use]
+pub fn dead_standbys(seen: &Seen, source: &Source) -> Option<String> {
+    let is_failover = seen.slot(&source.slot)?.state.failover == Some(true);
+    let slots = seen.slots.as_ref().ok().filter(|_| is_failover)?;
+    let named = seen.settings.as_ref().ok()?;
+    let named = named.value("synchronized_standby_slots").split(',');
+    let dead: Vec<String> = named
+        .map(|name| name.trim().trim_matches('"'))
+        .filter(|name| !name.is_empty())
+        .filter_map(|name| match slots.iter().find(|s| s.name == name) {
+            None => Some(format!("{name} (there is no such slot)")),
+            Some(slot) if slot.state.active_pid.is_none() => {
+                Some(format!("{name} (nobody follows it)"))
+            }
+            Some(_) => None,
+        })
+        .collect();
+    (!dead.is_empty()).then(|| dead.join(", "))
+}
+
 /// Bytes for a person.
 #[must_use]
 pub fn size(bytes: i64) -> String {

@@ -7,7 +7,7 @@ use crate::config::{OnPoison, Source, TableName};
 use crate::error::{DbError, moved_slot};
 use crate::finding::Finding;
 use crate::io::catalog::{Publication, Role, Table};
-use crate::io::registry::{Holder, Registered, Server, SlotState};
+use crate::io::registry::{Dropped, Holder, Registered, Server, SlotState};
 use crate::io::sql::{quote_ident, quote_literal, quote_table, show_ident, show_table};
 
 /// What makes the table, the publication and the slot.
@@ -40,6 +40,9 @@ impl SlotSeen<'_> {
             }
             return (true, vec![self.without_a_row()]);
         };
+        if let Some(dropped) = &row.dropped {
+            return (false, vec![was_dropped(row, dropped)]);
+        }
         let otherwise = self.named_otherwise(row);
         if !otherwise.is_empty() {
             let rival = registry.rival.as_ref();
@@ -111,9 +114,17 @@ impl SlotSeen<'_> {
         if is_led {
             return Finding::ok("slot", format!("{name}, read by {holder}"));
         }
+        let database = &self.source.database;
+        let is_ours = holder.user.as_deref() == Some(&database.user)
+            && holder.application_name.as_deref() == Some(&database.application_name);
+        let what = if is_ours {
+            "a relay that leads no more"
+        } else {
+            "which is no walrelay"
+        };
         Finding::warning(
             "slot",
-            format!("slot {name} is held by {holder}, which is no walrelay: `run` waits for it"),
+            format!("slot {name} is held by {holder}, {what}: `run` waits for it"),
             format!("end it: select pg_terminate_backend({})", holder.pid),
         )
     }
@@ -121,6 +132,9 @@ impl SlotSeen<'_> {
     /// What a complete or half-made registry row of this table still lacks.
     #[must_use]
     pub fn needs_of_registered(&self, row: &Registered) -> Vec<Finding> {
+        if let Some(dropped) = &row.dropped {
+            return vec![was_dropped(row, dropped)];
+        }
         let named_otherwise = self.named_otherwise(row);
         if !named_otherwise.is_empty() {
             return named_otherwise;
@@ -330,6 +344,37 @@ impl SlotSeen<'_> {
         }
         needs
     }
+}
+
+/// Who dropped the slot, and when.
+#[must_use]
+pub fn dropped(row: &Registered, dropped: &Dropped) -> String {
+    format!(
+        "slot {} (generation {}) of {} was dropped with `walrelay drop` by {} at {}",
+        row.slot,
+        row.generation,
+        row.table_name,
+        quote_ident(&dropped.by),
+        dropped.since
+    )
+}
+
+fn was_dropped(row: &Registered, how: &Dropped) -> Finding {
+    let (found, remedy) = if how.is_half_done {
+        (
+            format!(
+                "`walrelay drop` was interrupted while it dropped slot {}",
+                row.slot
+            ),
+            "run `walrelay drop` again: it ends what it began",
+        )
+    } else {
+        (
+            dropped(row, how),
+            "to relay the table again: `walrelay init`, which makes another slot",
+        )
+    };
+    Finding::failed("slot", found, remedy)
 }
 
 /// How to begin anew where what was delivered cannot be told.

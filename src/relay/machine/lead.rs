@@ -14,8 +14,8 @@ impl Machine {
             Seek::Led(led) => self.take_lead(led, now),
             Seek::Elsewhere(why) => {
                 self.leadership = Leadership::Elsewhere(why.clone());
-                if !self.standby_said {
-                    self.standby_said = true;
+                if self.standby_said.as_ref() != Some(&why) {
+                    self.standby_said = Some(why.clone());
                     self.say(Notice::Standby(why));
                 }
                 self.wait_for_lead(SEEK_INTERVAL, now);
@@ -53,7 +53,7 @@ impl Machine {
         self.lead = Lead::Held;
         self.leadership = Leadership::Leading;
         self.refused = None;
-        self.standby_said = false;
+        self.standby_said = None;
         self.reminders.clear();
         self.probe_sent_at = None;
         self.probe_at = now + PROBE_INTERVAL;

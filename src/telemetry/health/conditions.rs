@@ -183,7 +183,15 @@ fn stream(e: &Evidence) -> Verdict {
     match (&e.facts.lead, &e.facts.stream) {
         (Lead::Standby(_), _) => Verdict::unknown("the leader streams"),
         (Lead::Starting | Lead::NoDatabase(_), _) => Verdict::unknown("no database session"),
-        (Lead::Leading, Stream::Open) => Verdict::holds("streaming"),
+        (Lead::Leading, Stream::Open) => match e.sample().and_then(|s| s.dead_standbys.as_ref()) {
+            None => Verdict::holds("streaming"),
+            Some(names) => Verdict::fails(
+                format!(
+                    "the server sends nothing (WaitForStandbyConfirmation) until it is confirmed by each of synchronized_standby_slots, of which {names}"
+                ),
+                "start that standby again, or, if it is gone for good, take it out of synchronized_standby_slots (alter system set …; select pg_reload_conf()): the stream then goes on by itself",
+            ),
+        },
         (Lead::Leading, Stream::Opening) => Verdict::unknown("the replication connection is made"),
         (Lead::Leading, Stream::Closed(why)) => {
             let holder = e.sample().and_then(|s| s.slot.as_ref()?.holder);
@@ -453,6 +461,7 @@ impl Sample {
             oldest_transaction_age_seconds: held(&self.oldest_transaction),
             prepared_transaction_age_seconds: held(&self.prepared_transaction),
             restart_lsn_held_by: self.held_by(),
+            waits_for_standbys: self.dead_standbys.clone(),
             sample_age_seconds: Some(age.as_secs_f64()),
             ..base
         }

@@ -54,6 +54,7 @@ fn sample(seconds: u64) -> Sample {
         confirmed_since: at(seconds).wall,
         publication: None,
         leader: None,
+        dead_standbys: None,
         oldest_transaction: Held::None,
         prepared_transaction: Held::None,
     }

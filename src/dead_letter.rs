@@ -50,16 +50,19 @@ pub enum Reason {
     TopicAbsent,
     /// An earlier event of its key is parked.
     Behind,
+    /// Its topic was tripped, and somebody asked for what was held of it to be parked.
+    ByHand,
 }
 
 impl Reason {
-    pub const ALL: [Reason; 6] = [
+    pub const ALL: [Reason; 7] = [
         Reason::TooLarge,
         Reason::InvalidTopic,
         Reason::MalformedRow,
         Reason::Refused,
         Reason::TopicAbsent,
         Reason::Behind,
+        Reason::ByHand,
     ];
 
     #[must_use]
@@ -71,6 +74,7 @@ impl Reason {
             Reason::Refused => "refused",
             Reason::TopicAbsent => "topic_absent",
             Reason::Behind => "behind",
+            Reason::ByHand => "by_hand",
         }
     }
 
@@ -163,13 +167,22 @@ impl Tripped {
     }
 }
 
+/// An event that is delivered or discarded, as its dead letter has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settled {
+    pub event_id: Vec<u8>,
+    pub position: Position,
+    /// `None` where the letter does not say.
+    pub xid: Option<Xid>,
+}
+
 /// What the database knows of dead letters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parked {
     pub keys: Vec<ParkedKey>,
-    /// Ids of events at or above the slot's position that are delivered or discarded: passed over
+    /// Events at or above the slot's position that are delivered or discarded: passed over
     /// when they come again. Those without a key that are still parked are among them.
-    pub settled: Vec<Vec<u8>>,
+    pub settled: Vec<Settled>,
     pub tripped: Vec<Tripped>,
     /// Somebody asked for a retry of an event that has no key.
     pub is_keyless_retried: bool,

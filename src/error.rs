@@ -100,6 +100,7 @@ pub mod kafka {
     pub const PURGE_QUEUE: KafkaCode = KafkaCode(-152);
     pub const PURGE_INFLIGHT: KafkaCode = KafkaCode(-151);
     pub const CLUSTER_AUTHORIZATION_FAILED: KafkaCode = KafkaCode(31);
+    pub const TOPIC_AUTHORIZATION_FAILED: KafkaCode = KafkaCode(29);
     pub const FATAL: KafkaCode = KafkaCode(-150);
     pub const UNKNOWN_TOPIC: KafkaCode = KafkaCode(-188);
     pub const UNKNOWN_PARTITION: KafkaCode = KafkaCode(-190);

@@ -128,6 +128,8 @@ pub enum TopicState {
 pub enum Right {
     /// Where there may be no topic at all: that is not told either.
     Use,
+    /// It may be described, and an event was refused all the same.
+    Write,
     Create,
 }
 
@@ -138,6 +140,9 @@ impl Right {
             Right::Use => format!(
                 "this principal may not describe topic {topic} (TOPIC_AUTHORIZATION_FAILED)"
             ),
+            Right::Write => format!(
+                "this principal may not write to topic {topic} (TOPIC_AUTHORIZATION_FAILED)"
+            ),
             Right::Create => {
                 format!("topic {topic} does not exist, and this principal may not create it")
             }
@@ -147,7 +152,9 @@ impl Right {
     #[must_use]
     pub fn remedy(self, topic: &str) -> String {
         match self {
-            Right::Use => format!("grant this principal Write and Describe on topic {topic}"),
+            Right::Use | Right::Write => {
+                format!("grant this principal Write and Describe on topic {topic}")
+            }
             Right::Create => {
                 format!("create {topic}, or grant this principal Create on topic {topic}")
             }

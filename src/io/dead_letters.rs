@@ -20,9 +20,9 @@ pub use self::park::park;
 pub use self::retry::{next_retry, settle};
 use super::registry::get;
 use super::side::db_error;
-use crate::dead_letter::{EventKey, Parked, ParkedKey, Position, Reason, Tripped};
+use crate::dead_letter::{EventKey, Parked, ParkedKey, Position, Reason, Settled, Tripped};
 use crate::error::DbError;
-use crate::lsn::{Lsn, PgTimestamp};
+use crate::lsn::{Lsn, PgTimestamp, Xid};
 
 /// Rows of an answer: what the driver holds of them at a time.
 const PAGE_ROWS: i64 = 10_000;
@@ -146,9 +146,10 @@ async fn settled(
     table_oid: u32,
     generation: i64,
     confirmed: Lsn,
-) -> Result<Vec<Vec<u8>>, DbError> {
+) -> Result<Vec<Settled>, DbError> {
     let sql = format!(
-        "select pg_catalog.convert_to(d.event_id, {ENCODING}), d.slot_generation, d.commit_lsn, d.id \
+        "select pg_catalog.convert_to(d.event_id, {ENCODING}), d.slot_generation, d.commit_lsn, d.id, \
+         d.ordinal, d.xid \
          from walrelay.dead_letter d where d.table_oid = $1 \
          and (d.status <> 'parked' or d.aggregate_id is null) \
          and (d.slot_generation, d.commit_lsn, d.id) > ($2, $3, $4) \
@@ -171,7 +172,17 @@ async fn settled(
         };
         after = (get(last, 1)?, get(last, 2)?, get(last, 3)?);
         for row in &rows {
-            ids.push(get(row, 0)?);
+            let xid: Option<i64> = get(row, 5)?;
+            let ordinal: i64 = get(row, 4)?;
+            ids.push(Settled {
+                event_id: get(row, 0)?,
+                position: Position {
+                    generation: get(row, 1)?,
+                    commit_lsn: Lsn(u64::from(get::<PgLsn>(row, 2)?)),
+                    ordinal: u64::try_from(ordinal).unwrap_or_default(),
+                },
+                xid: xid.and_then(|xid| u32::try_from(xid).ok()).map(Xid),
+            });
         }
     }
 }

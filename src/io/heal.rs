@@ -28,7 +28,7 @@ use super::catalog::coverage_sql;
 use super::registry::{get, lsn};
 use super::side::db_error;
 use super::slot::Slot;
-use super::sql::{create_slot, quote_ident, quote_literal, quote_table};
+use super::sql::{create_slot, quote_ident, quote_literal, quote_table, readable_snapshot};
 use crate::config::{Source, TableName};
 use crate::error::DbError;
 use crate::gap::{Missing, OnGap};
@@ -182,7 +182,7 @@ pub async fn make_slot(
             "select pg_catalog.pg_current_snapshot()::text, ({coverage})::text"
         ))
         .await?;
-    let s1 = text(&seen, 0, "pg_current_snapshot")?;
+    let s1 = readable_snapshot(&text(&seen, 0, "pg_current_snapshot")?);
     let coverage = text(&seen, 1, "coverage")?;
     slot.simple_query("COMMIT").await?;
     let identity = slot.identify_system().await?;

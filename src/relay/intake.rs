@@ -215,7 +215,13 @@ impl Machine {
         now: Moment,
         outlet: &mut impl Outlet,
     ) {
-        if self.parked.is_settled(row.event_id(shape)) {
+        let event_id = row.event_id(shape);
+        let is_settled = if self.is_healing {
+            self.parked.is_settled_row(event_id, self.current_xid)
+        } else {
+            self.parked.is_settled(event_id, self.position())
+        };
+        if is_settled {
             self.pass_over(ticket, now);
             return;
         }

@@ -574,6 +574,14 @@ impl Ledger {
         Ticket(self.base + index.unwrap_or(self.events.len()))
     }
 
+    /// The topic of an event that is on its way.
+    #[must_use]
+    pub fn topic(&self, ticket: Ticket) -> Option<u16> {
+        let index = ticket.0.checked_sub(self.base)?;
+        let event = self.events.get(index)?;
+        (event.state == State::InFlight).then_some(event.topic)
+    }
+
     /// Is the event kept, whatever becomes of the producer?
     #[must_use]
     pub fn is_aside(&self, ticket: Ticket) -> bool {

@@ -212,7 +212,7 @@ pub struct Machine {
     tally: Vec<(u64, u64)>,
 
     /// The present session, or the last one, carries the rows of a gap.
-    is_healing: bool,
+    pub(super) is_healing: bool,
     is_provable: bool,
 
     // This process's past.

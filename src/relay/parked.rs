@@ -4,7 +4,8 @@
 use std::collections::{HashMap, HashSet};
 
 use super::outbox::key_hash;
-use crate::dead_letter::{EventKey, Parked, Position};
+use crate::dead_letter::{EventKey, Parked, Position, Settled};
+use crate::lsn::Xid;
 
 #[derive(Debug)]
 struct Entry {
@@ -20,8 +21,10 @@ pub struct ParkedKeys {
     keys: HashMap<u64, Vec<(EventKey, Entry)>>,
     count: usize,
     retried: usize,
-    /// Events that are settled, or parked without a key, and may be sent again.
-    settled: HashSet<Vec<u8>>,
+    /// Events that are settled, or parked without a key, and may be sent again, by their position.
+    settled: HashMap<Position, Settled>,
+    /// The same, for rows that are read from the table: these have other positions.
+    healed: HashMap<Vec<u8>, Option<Xid>>,
     looks: u64,
     /// Keys that were set free since the look began whose answer is awaited: it may still show them.
     freed: Option<HashSet<EventKey>>,
@@ -99,10 +102,23 @@ impl ParkedKeys {
         .is_some_and(|entry| entry.is_retried)
     }
 
-    /// Was this event delivered, discarded, or parked without a key before?
+    /// Was this very event delivered, discarded, or parked without a key before? Another one may
+    /// bear the same id: whoever emits an event again wants it published.
     #[must_use]
-    pub fn is_settled(&self, event_id: &[u8]) -> bool {
-        !self.settled.is_empty() && self.settled.contains(event_id)
+    pub fn is_settled(&self, event_id: &[u8], at: Position) -> bool {
+        !self.settled.is_empty()
+            && self
+                .settled
+                .get(&at)
+                .is_some_and(|known| known.event_id.starts_with(event_id))
+    }
+
+    /// As [`ParkedKeys::is_settled`], of a row that is read from the table, which its transaction
+    /// wrote.
+    #[must_use]
+    pub fn is_settled_row(&self, event_id: &[u8], xid: Xid) -> bool {
+        let known = self.healed.get(event_id);
+        known.is_some_and(|known| known.is_none_or(|known| known == xid))
     }
 
     /// Parks a key from here on. Returns whether it was not before.
@@ -172,7 +188,10 @@ impl ParkedKeys {
     pub fn looked(&mut self, parked: Parked, is_under_way: impl Fn(&EventKey) -> bool) {
         let mut old = std::mem::take(self);
         self.looks = old.looks;
-        self.settled = parked.settled.into_iter().collect();
+        for settled in parked.settled {
+            self.healed.insert(settled.event_id.clone(), settled.xid);
+            self.settled.insert(settled.position, settled);
+        }
         let freed = old.freed.take().unwrap_or_default();
         for shown in parked.keys {
             if freed.contains(&shown.key) {

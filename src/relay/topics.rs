@@ -13,6 +13,10 @@ pub const TOPICS_MAX: usize = 10_000;
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 /// How often a topic's limit is asked for while what is larger passes.
 const ASK_LIMIT_AGAIN: Duration = Duration::from_secs(60);
+/// For how long a topic that refused us is left alone: at first, and at most. Only an event tells
+/// whether the right is there by now, and each refusal costs all topics a new producer.
+const LEFT_ALONE_MIN: Duration = Duration::from_secs(5);
+const LEFT_ALONE_MAX: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 enum Known {
@@ -46,6 +50,9 @@ struct Topic {
     absent_since: Option<Moment>,
     is_asked: bool,
     ask_at: Moment,
+    /// It refused an event for want of a right: left alone until then, and for how long.
+    alone_until: Moment,
+    alone_for: Duration,
 }
 
 /// A topic's keys are spread over more partitions from now on.
@@ -94,6 +101,8 @@ impl Topics {
             absent_since: None,
             is_asked: false,
             ask_at: Moment::ZERO,
+            alone_until: Moment::ZERO,
+            alone_for: LEFT_ALONE_MIN,
         });
         Some(id)
     }
@@ -200,6 +209,28 @@ impl Topics {
             && topic
                 .absent_since
                 .is_some_and(|since| now.saturating_sub(since) >= grace)
+    }
+
+    /// An event was refused because we may not write to the topic, whatever its description says.
+    pub fn refuses(&mut self, id: u16, now: Moment) {
+        let topic = &mut self.list[usize::from(id)];
+        if now < topic.alone_until {
+            return;
+        }
+        let was_long_ago = now > topic.alone_until + LEFT_ALONE_MAX;
+        topic.alone_for = if was_long_ago {
+            LEFT_ALONE_MIN
+        } else {
+            (topic.alone_for * 2).min(LEFT_ALONE_MAX)
+        };
+        topic.alone_until = now + topic.alone_for;
+    }
+
+    /// Is the topic left alone because it refused an event?
+    #[must_use]
+    pub fn is_left_alone(&self, name: &str, now: Moment) -> bool {
+        let id = self.by_name.get(name);
+        id.is_some_and(|id| now < self.list[usize::from(*id)].alone_until)
     }
 
     /// The cluster's answer. Returns whether the topic has just become usable.

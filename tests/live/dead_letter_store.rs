@@ -6,7 +6,8 @@ use std::sync::Arc;
 use tokio_postgres::Client;
 use walrelay::config;
 use walrelay::dead_letter::{
-    DeadLetter, EventKey, Parked, ParkedKey, Position, Reason, Settlement, Stored, Tripped, Why,
+    DeadLetter, EventKey, Parked, ParkedKey, Position, Reason, Settled, Settlement, Stored,
+    Tripped, Why,
 };
 use walrelay::io::dead_letters::{
     flush_lsn, forget_settled, load, next_retry, park, settle, standbys_have, trip, tripped, untrip,
@@ -160,7 +161,7 @@ fn keys(parked: &Parked) -> Vec<(String, u64, bool)> {
 }
 
 fn settled(parked: &Parked) -> Vec<String> {
-    let of = |id: &Vec<u8>| String::from_utf8_lossy(id).into_owned();
+    let of = |event: &Settled| String::from_utf8_lossy(&event.event_id).into_owned();
     let mut ids: Vec<_> = parked.settled.iter().map(of).collect();
     ids.sort();
     ids
@@ -287,7 +288,7 @@ fn texts_keep_the_streams_encoding() {
         "\\u{2192} no LATIN1 has it".clone_into(&mut odd.why.message);
         assert_eq!(back[0].letter, odd);
         assert_eq!(store.settle(&[&back[0]], &[]), [of_bytes]);
-        assert_eq!(store.load(1, 5).settled, [bytes]);
+        assert_eq!(store.load(1, 5).settled[0].event_id, bytes);
     }
 }
 
@@ -745,4 +746,46 @@ fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("this is Linux");
     let pages = statm.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok());
     pages.expect("a number") * 4_096
+}
+
+/// Whoever emits an event again, or has ids that are none, loses nothing by it.
+#[test]
+fn two_events_of_one_id_have_a_dead_letter_each() {
+    let store = Store::on(Cluster::shared(Pg::V17).database());
+    let sql = store.db.connect();
+    let ids = || {
+        sql.rows("select event_id from walrelay.dead_letter order by id")
+            .into_iter()
+            .map(|row| row[0].clone().expect("not null"))
+            .collect::<Vec<_>>()
+    };
+    let other = |lsn: u64, key: &str| {
+        let mut other = letter("same", Some(key), lsn, 0);
+        other.xid = Xid(u32::try_from(lsn).expect("small"));
+        other
+    };
+    let all = [
+        other(10, "a"),
+        other(20, "b"),
+        letter("own", Some("b"), 30, 0),
+    ];
+    store.park(&all);
+    let expected = ["same", "same (1 0/14#0)", "own"];
+    assert_eq!(ids(), expected);
+    // They come again: alone, together, and in a heal, where their positions are others.
+    store.park(&all);
+    store.park(&all[1..2]);
+    store.park(&all[..1]);
+    let mut healed = other(10, "a");
+    healed.position = Position {
+        generation: 2,
+        commit_lsn: Lsn(1),
+        ordinal: 0,
+    };
+    store.park(&[healed]);
+    assert_eq!(ids(), expected);
+    // A third, after the first was settled.
+    sql.run("update walrelay.dead_letter set status = 'discarded', settled_at = now() where event_id = 'same'");
+    store.park(&[other(40, "a")]);
+    assert_eq!(ids().last().map(String::as_str), Some("same (1 0/28#0)"));
 }

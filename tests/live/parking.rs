@@ -414,3 +414,31 @@ fn what_stands_below_a_parked_event_comes_again_and_is_not_parked() {
         check(&stage.broker.read_all(&stage.topic("t")), &flowing).assert_exactly_once();
     }
 }
+
+/// An event_id that was parked and given up is emitted again, for a key that is parked.
+#[test]
+fn an_event_that_is_emitted_again_after_it_was_given_up_is_not_lost() {
+    let stage = Stage::shared(Pg::V17);
+    let sql = stage.init();
+    let mut relay = stage.run();
+    malformed(&sql, 0, "a");
+    wait_parked(&stage, &sql, 1);
+    stage
+        .dead_letters(&["discard", &id(0), "--yes"])
+        .expect_code(0);
+    malformed(&sql, 1, "b");
+    wait_parked(&stage, &sql, 1);
+    sql.run(&format!("delete from outbox where event_id = '{}'", id(0)));
+    put(&sql, 0, "t", "'b'", "'{\"again\": true}'", "'{}'");
+    wait_parked(&stage, &sql, 2);
+    stage
+        .dead_letters(&["discard", &id(1), "--yes"])
+        .expect_code(0);
+    retry_all(&stage, &sql);
+    stage.wait_count("t", 1, MINUTE);
+    let records = stage.broker.read_all(&stage.topic("t"));
+    assert_eq!(records[0].value_text(), "{\"again\": true}");
+    assert_eq!(ids_of(&records, "b"), [id(0)]);
+    stage.wait_confirmed(MINUTE);
+    relay.stop();
+}

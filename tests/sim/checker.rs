@@ -416,6 +416,7 @@ impl Checker {
             }
             Reason::MalformedRow => self.poison.contains(&event),
             Reason::InvalidTopic => key.0 == 3,
+            Reason::ByHand => is_asked,
             Reason::TopicAbsent => {
                 let absence = self.absent.get(topic);
                 absence.is_none_or(|absence| {

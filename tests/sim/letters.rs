@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use walrelay::dead_letter::{
-    DeadLetter, EventKey, Parked, ParkedKey, Position, Reason, Settlement, Stored, Tripped,
+    DeadLetter, EventKey, Parked, ParkedKey, Position, Reason, Settled, Settlement, Stored, Tripped,
 };
 use walrelay::lsn::Lsn;
 
@@ -88,7 +88,7 @@ impl Letters {
         let settled = self.rows.iter().filter(is_settled);
         Parked {
             keys: keys.collect(),
-            settled: settled.map(|row| row.letter.event_id.clone()).collect(),
+            settled: settled.map(settled_event).collect(),
             tripped: self.tripped.values().cloned().collect(),
             is_keyless_retried: self
                 .parked()
@@ -118,12 +118,13 @@ impl Letters {
                 Reason::Refused => "parked: refused",
                 Reason::TopicAbsent => "parked: its topic was absent",
                 Reason::Behind => "parked: behind another",
+                Reason::ByHand => "parked: by hand",
             });
             ctx.fact(Fact::Parked {
                 event,
                 reason: letter.why.reason,
                 topic: letter.record.topic.to_string(),
-                is_asked: letter.why.message.ends_with("(parked by hand)"),
+                is_asked: letter.why.reason == Reason::ByHand,
             });
             let id = i64::try_from(self.rows.len() + 1).expect("few rows");
             self.rows.push(Row {
@@ -277,4 +278,12 @@ impl Letters {
 pub fn event_of(letter: &DeadLetter) -> EventId {
     let text = std::str::from_utf8(&letter.event_id).expect("ours");
     EventId(text[1..].parse().expect("e and a number"))
+}
+
+fn settled_event(row: &Row) -> Settled {
+    Settled {
+        event_id: row.letter.event_id.clone(),
+        position: row.letter.position,
+        xid: Some(row.letter.xid),
+    }
 }

@@ -182,6 +182,7 @@ pub fn remedy(details: &Details) -> String {
             shell(&safe(line.topic.as_bytes(), 249))
         ),
         Some(Reason::Behind) => behind(details, line),
+        Some(Reason::ByHand) => format!("when the topic takes events again: {retry}"),
         Some(Reason::Refused) | None => format!(
             "{}; then: {retry}; or give it up: {discard}",
             of_code.unwrap_or("see the message, and the broker's log")

@@ -15,7 +15,7 @@ use crate::io::catalog::coverage_sql;
 use crate::io::registry;
 use crate::io::side::db_error;
 use crate::io::slot::Slot;
-use crate::io::sql::{create_slot, quote_ident, quote_literal};
+use crate::io::sql::{create_slot, quote_ident, quote_literal, readable_snapshot};
 
 /// How often we look who holds slot creation up. Only the last look counts.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -136,7 +136,7 @@ async fn read_snapshot(
             )
         ))
         .await?;
-    let snapshot = column(&rows, 0, "pg_current_snapshot")?;
+    let snapshot = readable_snapshot(&column(&rows, 0, "pg_current_snapshot")?);
     let coverage = column(&rows, 1, "coverage")?;
     if existing.is_none() {
         let rows = slot.simple_query(&count_sql(&config.source.table)).await?;

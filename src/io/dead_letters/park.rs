@@ -16,7 +16,8 @@ const STATEMENT_BYTES: usize = 16 << 20;
 const MESSAGE_CHARS: usize = 2_000;
 
 /// Stores dead letters, in their order: what an interruption leaves is a beginning of them. An event
-/// that has a row already, parked or settled, keeps that one.
+/// that has a row already, parked or settled, keeps that one. Another event of the same id is stored
+/// as well, its position behind the id.
 ///
 /// # Errors
 /// 42501 where the role may not insert, the 53 class where the disk is full, or the conversation's:
@@ -71,19 +72,32 @@ fn portion(letters: &[DeadLetter]) -> usize {
     fit.count().max(1)
 }
 
+/// Another event has the id of this one: in the table (in this generation at another position, or
+/// written by another transaction), or among those that are written with it.
+const SAME_ID: &str = "exists (select from walrelay.dead_letter d where d.table_oid = $1 \
+    and case when pg_catalog.octet_length(d.event_id) <= 2000 then d.event_id \
+      else pg_catalog.md5(d.event_id) end \
+    = case when pg_catalog.octet_length(l.id) <= 2000 then l.id else pg_catalog.md5(l.id) end \
+    and (d.xid is distinct from l.xid or d.slot_generation = l.generation \
+      and (d.commit_lsn, d.ordinal) <> (l.commit_lsn, l.ordinal))) \
+    or l.n <> l.first";
+
 fn insert() -> String {
     format!(
         "insert into walrelay.dead_letter (table_oid, event_id, aggregate_type, aggregate_id, \
            slot_generation, commit_lsn, ordinal, xid, commit_time, topic, partition, key, value, \
            timestamp_ms, reason, error_code, error_message, retry_requested_at, \
            header_names, header_values) \
-         select $1, pg_catalog.convert_from(l.event_id, {ENCODING}), \
+         select $1, case when {SAME_ID} then l.id || pg_catalog.format(' (%s %s#%s)', \
+             l.generation, l.commit_lsn, l.ordinal) else l.id end, \
            pg_catalog.convert_from(l.aggregate_type, {ENCODING}), \
            pg_catalog.convert_from(l.aggregate_id, {ENCODING}), \
            l.generation, l.commit_lsn, l.ordinal, l.xid, l.commit_time, l.topic, l.partition, \
            l.key, l.value, l.timestamp_ms, l.reason, l.code, l.message, \
            case when l.retried then pg_catalog.now() end, \
            coalesce(h.names, '{{}}'), coalesce(h.contents, '{{}}') \
+         from (select l.*, pg_catalog.convert_from(l.event_id, {ENCODING}) as id, \
+           pg_catalog.first_value(l.n) over (partition by l.event_id order by l.n) as first \
          from rows from (pg_catalog.unnest($2::bytea[]), pg_catalog.unnest($3::bytea[]), \
            pg_catalog.unnest($4::bytea[]), pg_catalog.unnest($5::bigint[]), \
            pg_catalog.unnest($6::pg_lsn[]), pg_catalog.unnest($7::bigint[]), \
@@ -95,7 +109,7 @@ fn insert() -> String {
            pg_catalog.unnest($18::boolean[])) with ordinality \
            as l (event_id, aggregate_type, aggregate_id, generation, commit_lsn, ordinal, xid, \
              commit_time, topic, partition, key, value, timestamp_ms, reason, code, message, \
-             retried, n) \
+             retried, n)) l \
          left join (select h.n, pg_catalog.array_agg(h.name order by h.at) as names, \
              pg_catalog.array_agg(h.content order by h.at) as contents \
              from rows from (pg_catalog.unnest($19::bigint[]), pg_catalog.unnest($20::text[]), \

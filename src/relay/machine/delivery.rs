@@ -9,7 +9,7 @@ use super::{
     Stream, Ticket, TopicState,
 };
 use crate::error::kafka;
-use crate::record::Record;
+use crate::record::{Record, Right};
 use crate::relay::held::Waiting;
 use crate::relay::mapping::Part;
 use crate::relay::orders::Heard;
@@ -23,7 +23,7 @@ impl Machine {
                 Ok(()) => self.on_delivered(report.ticket, now),
                 Err(code) => {
                     has_failed = true;
-                    self.on_refused(report.ticket, code);
+                    self.on_refused(report.ticket, code, now);
                 }
             }
         }
@@ -71,7 +71,12 @@ impl Machine {
         }
     }
 
-    pub(super) fn on_refused(&mut self, ticket: Ticket, code: KafkaCode) {
+    pub(super) fn on_refused(&mut self, ticket: Ticket, code: KafkaCode, now: Moment) {
+        if code == kafka::TOPIC_AUTHORIZATION_FAILED
+            && let Some(topic) = self.ledger.topic(ticket)
+        {
+            self.topics.refuses(topic, now);
+        }
         self.ledger.lost(ticket);
         self.is_refused = true;
         let class = kafka::entry(code).class;
@@ -241,6 +246,13 @@ impl Machine {
 
     /// What the cluster says about a topic.
     pub fn on_topic(&mut self, name: &str, state: &TopicState, now: Moment) {
+        let denied = TopicState::Denied(Right::Write);
+        let is_there = matches!(state, TopicState::Present { .. });
+        let state = if is_there && self.topics.is_left_alone(name, now) {
+            &denied
+        } else {
+            state
+        };
         let is_usable = self.topics.answer(name, state, now);
         self.review_sizes(name);
         match state {
@@ -315,8 +327,11 @@ impl Machine {
             self.rest = REST_MIN;
         }
         if !self.held.is_empty() && self.ledger.span() >= self.span_events_max() {
-            let topics = self.topics.absent().map(str::to_owned).collect();
-            self.remind(Notice::Blocked { topics }, now);
+            // While the cluster is only being asked (for a topic, or for its end) nobody has to act.
+            let topics: Vec<String> = self.topics.absent().map(str::to_owned).collect();
+            if !topics.is_empty() {
+                self.remind(Notice::Blocked { topics }, now);
+            }
         }
         let silent = now.saturating_sub(self.progress_at);
         if is_in_flight && silent >= RECHECK_INTERVAL && now >= self.recheck_at {

@@ -183,8 +183,12 @@ impl Machine {
     fn finish_trial(&mut self, now: Moment) {
         let mut codes = Vec::new();
         let topics = &self.topics;
+        let mut denied = Vec::new();
         let finished = self.trial.finish(now, |item, code| {
             codes.push(code);
+            if code == kafka::TOPIC_AUTHORIZATION_FAILED {
+                denied.push(item.topic);
+            }
             let over = |limit| item.record().footprint() > limit;
             match kafka::entry(code).class {
                 Class::Poison if matches!(code.0, 10 | 18) => {
@@ -201,6 +205,9 @@ impl Machine {
         let Some(finished) = finished else {
             return;
         };
+        for topic in denied {
+            self.topics.refuses(topic, now);
+        }
         let is_dead = codes.iter().any(|code| {
             let class = kafka::entry(*code).class;
             matches!(class, Class::Fatal | Class::Definite)

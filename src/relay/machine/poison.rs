@@ -269,9 +269,12 @@ impl Machine {
         let held = self.held.take(|waiting| waiting.topic == id);
         for waiting in held {
             let why = waiting.verdict.clone().unwrap_or_else(|| Why {
-                reason: tripped.reason,
+                reason: Reason::ByHand,
                 code: None,
-                message: format!("{} (parked by hand)", tripped.message),
+                message: format!(
+                    "its topic was tripped, and what was held of it is parked by hand: {}",
+                    tripped.message
+                ),
             });
             self.park(waiting, why);
         }
@@ -544,7 +547,11 @@ fn words(key: &EventKey) -> String {
     let id = String::from_utf8_lossy(&key.aggregate_id);
     let id: String = id.chars().take(SHOWN_MAX).collect();
     match &key.aggregate_type {
-        Some(kind) => format!("{} {id:?}", String::from_utf8_lossy(kind)),
+        Some(kind) => {
+            let kind = String::from_utf8_lossy(kind);
+            let kind: String = kind.chars().take(SHOWN_MAX).collect();
+            format!("{} {id:?}", kind.escape_debug())
+        }
         None => format!("{id:?}"),
     }
 }

@@ -311,8 +311,14 @@ fn a_dead_listed_standby_is_named() {
     standby.stop(Stop::Fast);
     ins(&sql, "held");
     relay.wait_for_text("the server holds the stream back", MINUTE);
-    // Health says it too, and since when.
-    relay.wait_for_text("sb (nobody has followed it since", MINUTE);
+    // Health says it too, and since when; it asks every ten seconds.
+    eventually(MINUTE, "health names the standby", || {
+        let status = stage.status(&["--http", &address, "--json"]);
+        status
+            .stdout
+            .contains("nobody has followed it since")
+            .then_some(())
+    });
     let status = stage.status(&["--http", &address]);
     assert_eq!(status.code, 3, "{}", status.stdout);
     for words in ["WaitForStandbyConfirmation", "sb (nobody follows it)"] {

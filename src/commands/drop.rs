@@ -118,7 +118,7 @@ fn registered<'a>(source: &Source, seen: &'a Seen) -> Result<&'a Registered, Fai
             holder: None,
         };
         if found.slot.is_some() {
-            return Err(refused(vec![found.without_a_row()]));
+            return Err(refused(&[found.without_a_row()]));
         }
         return Err(Failure::refused(
             format!(
@@ -139,7 +139,7 @@ fn registered<'a>(source: &Source, seen: &'a Seen) -> Result<&'a Registered, Fai
     };
     let otherwise = names.named_otherwise(row);
     if !otherwise.is_empty() {
-        return Err(refused(otherwise));
+        return Err(refused(&otherwise));
     }
     Ok(row)
 }
@@ -204,7 +204,7 @@ fn plan<'a>(
     let is_over = row.dropped.as_ref().is_some_and(|how| !how.is_half_done);
     if let Some(line) = line {
         if is_over {
-            return Err(refused(vec![found.without_a_row()]));
+            return Err(refused(&[found.without_a_row()]));
         }
         may_go(&found, line)?;
     }
@@ -231,7 +231,7 @@ fn may_go(found: &SlotSeen<'_>, line: &SlotLine) -> Result<(), Failure> {
     };
     let unfit = found.slot_unfit(&unlost);
     if !unfit.is_empty() {
-        return Err(refused(unfit));
+        return Err(refused(&unfit));
     }
     let Some(pid) = line.state.active_pid else {
         return Ok(());
@@ -255,8 +255,8 @@ fn may_go(found: &SlotSeen<'_>, line: &SlotLine) -> Result<(), Failure> {
     ))
 }
 
-fn refused(findings: Vec<Finding>) -> Failure {
-    let mut failure = finding::failure(&findings).expect("there is a finding, and it failed");
+fn refused(findings: &[Finding]) -> Failure {
+    let mut failure = finding::failure(findings).expect("there is a finding, and it failed");
     failure.exit = crate::error::Exit::Refused;
     failure
 }

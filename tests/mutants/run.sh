@@ -46,7 +46,7 @@ for name in "$@"; do
     ' "$mutant" "$file"
     # What these break takes a rare coincidence to matter.
     case $name in
-    followers-not-parked | purge-forgotten | retry-before-passed) seeds=3000 ;;
+    followers-not-parked | purge-forgotten | retry-before-passed | settled-not-passed-over) seeds=3000 ;;
     *) seeds=$lives ;;
     esac
     status=0

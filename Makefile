@@ -37,7 +37,7 @@ soak: deps ## what takes long: a million simulated crashes (SIM_CRASHES), outage
 	@command -v cargo-mutants >/dev/null 2>&1 || $(CARGO) install cargo-mutants --locked
 	tests/mutants/every.sh
 
-mutants: ## twenty deliberate breakages, and which test sees each of them
+mutants: ## deliberate breakages, and which test sees each of them
 	@tests/mutants/run.sh
 
 demo: ## rows become Kafka records before your eyes (DEMO_ARGS="--seconds 8")

@@ -254,7 +254,6 @@ fn streaming(nobody: &mut Nobody) -> Machine {
         on_poison: OnPoison::Park,
         on_gap: None,
         topic_grace: Duration::from_secs(300),
-        process_id: "bench".to_owned(),
         in_flight_events_max: 10_000,
         in_flight_bytes_max: 64 << 20,
         span_events_max: 100_000,

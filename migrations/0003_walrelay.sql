@@ -22,6 +22,7 @@ create table walrelay.relay (
   intent            jsonb,                             -- a slot is being made: not null until the row describes it
   heal              jsonb,                             -- a gap is being healed: what is proved (s0), the new slot's snapshot (s1), how far
   leader            text,                              -- process id (a uuid) of who led last
+  lead_changes      bigint      not null default 0,    -- how often the lead has passed from one process to another
   -- The last clean stop; erased before the first status that passes it.
   stop_commit_lsn   pg_lsn,                            -- W: the last transaction delivered
   stop_xid          bigint,

@@ -102,7 +102,6 @@ pub async fn run_with(
         on_gap: config.on_gap,
         topic_grace: config.topic_grace,
         mapping: config.mapping.clone(),
-        process_id: process_id()?,
         in_flight_events_max: IN_FLIGHT_EVENTS_MAX,
         in_flight_bytes_max: config.in_flight_bytes,
         span_events_max: SPAN_EVENTS_MAX,
@@ -112,7 +111,7 @@ pub async fn run_with(
     };
     let (tell, answers) = mpsc::unbounded_channel();
     let now = now();
-    let process_id = settings.process_id.clone();
+    let process_id = process_id()?;
     let vitals = Vitals::start(config.http, &config.source, &process_id)?;
     let mut service = Service {
         machine: Machine::new(settings, now),

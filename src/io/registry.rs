@@ -439,7 +439,8 @@ fn class_oid(class: i32) -> u32 {
     u32::from_ne_bytes(class.to_ne_bytes())
 }
 
-/// Writes this process's id as the leader's and returns the one that stood there, in one statement.
+/// Writes this process's id as the leader's and returns the one that stood there, in one statement,
+/// and how often the lead has changed hands by now.
 /// A stop that is stored is complete no more: whoever finds it after a crash of this process must
 /// look for what it has delivered.
 /// `Err` with 42501 where the role may not write schema `walrelay`.
@@ -450,19 +451,20 @@ pub async fn claim_lead(
     client: &Client,
     table_oid: u32,
     process_id: &str,
-) -> Result<Option<String>, DbError> {
+) -> Result<(Option<String>, i64), DbError> {
     let row = client
         .query_opt(
             "with before as (select table_oid, leader from walrelay.relay where table_oid = $1 for update) \
              update walrelay.relay r set leader = $2, updated_at = now(), \
+             lead_changes = lead_changes + (before.leader is distinct from $2)::int, \
              stop_complete = case when stop_reported is not null then false end from before \
-             where r.table_oid = before.table_oid returning before.leader",
+             where r.table_oid = before.table_oid returning before.leader, r.lead_changes",
             &[&table_oid, &process_id],
         )
         .await
         .map_err(|e| db_error(&e))?;
     match row {
-        Some(row) => get(&row, 0),
+        Some(row) => Ok((get(&row, 0)?, get(&row, 1)?)),
         None => Err(DbError::Protocol(format!(
             "walrelay.relay has no row of table oid {table_oid} any more"
         ))),

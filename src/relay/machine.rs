@@ -217,6 +217,8 @@ pub struct Machine {
 
     // This process's past.
     has_led: bool,
+    /// [`Led::term`] as it was when we led last.
+    term: Option<i64>,
     pub(super) generation: i64,
     is_writable: bool,
     identity: Option<(String, i32)>,
@@ -305,6 +307,7 @@ impl Machine {
             is_healing: false,
             is_provable: false,
             has_led: false,
+            term: None,
             generation: 0,
             is_writable: true,
             identity: None,

@@ -23,8 +23,6 @@ pub struct Settings {
     pub on_gap: Option<OnGap>,
     /// For how long a topic may be absent before its keys are poisoned.
     pub topic_grace: Duration,
-    /// Names this process in the registry: another's name there means that another has led.
-    pub process_id: String,
     /// Events given to the Kafka client and not delivered.
     pub in_flight_events_max: usize,
     /// Bytes of memory for events in flight and held, together.
@@ -568,6 +566,10 @@ impl fmt::Display for Notice {
 pub struct Led {
     pub table_oid: u32,
     pub generation: i64,
+    /// How often the lead has passed from one process to another, this time included: as before
+    /// where nobody else has led since. (Who led last would not tell: we may have claimed the lead
+    /// and never heard of it.) `None` where this role may not write it.
+    pub term: Option<i64>,
     /// Who led last; `None` when nobody ever did on this slot.
     pub previous_leader: Option<String>,
     /// May this role write the registry?

@@ -313,13 +313,13 @@ async fn lead(
         return Ok(None);
     }
     let claimed = registry::claim_lead(&client, table_oid, &around.process_id).await;
-    let (previous_leader, is_writable) = match claimed {
-        Ok(previous) => (previous, true),
+    let (previous_leader, term) = match claimed {
+        Ok((previous, term)) => (previous, Some(term)),
         Err(error) if error.sqlstate() == "42501" => {
             if registered.stop.is_some() {
                 return Err(Seek::Refused(stop_not_erasable(&around.source)));
             }
-            (registered.leader.clone(), false)
+            (registered.leader.clone(), None)
         }
         Err(error) => return Err(or_later(error)),
     };
@@ -350,8 +350,9 @@ async fn lead(
         parked,
         table_oid,
         generation: registered.generation,
+        term,
         previous_leader,
-        is_writable,
+        is_writable: term.is_some(),
         stop: registered.stop.map(stop_from_registry),
         halted: registered.halted.map(|h| Halted {
             event_id: h.event_id,

@@ -146,7 +146,7 @@ fn a_wrong_password_or_database_is_definite() {
     );
 }
 
-/// README: the slot is gone.
+/// README: the slot is gone, or has lost its WAL.
 #[test]
 fn a_missing_slot_is_refused_and_a_lost_one_halts() {
     let mut stage = Stage::shared(Pg::V15);

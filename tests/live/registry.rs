@@ -69,10 +69,16 @@ fn what_is_stored_is_what_is_read() {
                 (fresh.generation, fresh.intent, &fresh.stop),
                 (1, false, &None)
             );
-            assert_eq!(registry::claim_lead(client, oid, "one").await, Ok(None));
+            assert_eq!(registry::claim_lead(client, oid, "one").await, Ok((None, 1)));
+            let one = || Some("one".to_owned());
+            assert_eq!(
+                registry::claim_lead(client, oid, "one").await,
+                Ok((one(), 1)),
+                "nobody else has led"
+            );
             assert_eq!(
                 registry::claim_lead(client, oid, "two").await,
-                Ok(Some("one".to_owned()))
+                Ok((one(), 2))
             );
             let stop = Stop {
                 last: Some(Triple {

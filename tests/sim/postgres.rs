@@ -57,6 +57,7 @@ struct Txn {
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     pub leader: Option<ProcId>,
+    pub lead_changes: i64,
     pub stop: Option<Stop>,
     pub halted: Option<Halted>,
     pub consistent_point: Lsn,

@@ -474,7 +474,6 @@ impl World {
             on_gap: Some(walrelay::gap::OnGap::Halt),
             topic_grace: self.grace,
             mapping: Mapping::default(),
-            process_id: format!("p{id}"),
             in_flight_events_max: limits.events,
             in_flight_bytes_max: limits.bytes,
             span_events_max: limits.span,

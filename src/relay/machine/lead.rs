@@ -58,7 +58,8 @@ impl Machine {
         self.probe_sent_at = None;
         self.probe_at = now + PROBE_INTERVAL;
         self.table_oid = led.table_oid;
-        let was_ours = led.previous_leader.as_deref() == Some(&self.settings.process_id);
+        let was_ours = led.term.is_some() && led.term == self.term;
+        self.term = led.term;
         let is_same_slot = led.generation == self.generation;
         if self.has_led && !(was_ours && is_same_slot) {
             // Somebody else may have led in between: what we know may be what he has sent.

@@ -133,6 +133,7 @@ impl Process {
         let confirmed = env.pg.confirmed();
         let registry = env.pg.registry();
         registry.leader = Some(me);
+        registry.lead_changes += i64::from(previous != Some(me));
         let stop = registry.stop.clone();
         if let Some(stop) = &mut registry.stop {
             // Whoever leads may send: from here on it is no end of everything.
@@ -142,6 +143,7 @@ impl Process {
             table_oid: frames::OUTBOX.oid,
             parked: registry.letters.load(super::GENERATION, confirmed),
             generation: super::GENERATION,
+            term: Some(registry.lead_changes),
             previous_leader: previous.map(|p| format!("p{p}")),
             is_writable: true,
             stop,
@@ -149,6 +151,12 @@ impl Process {
             consistent_point: Some(registry.consistent_point),
             is_provable: false,
         };
+        if env.ctx.rng.permille(30) {
+            env.ctx.reach("a claim of the lead whose answer was lost");
+            env.ctx
+                .after(Duration::ZERO, Event::SideKilled(side, "57P01"));
+            return later(None, "end of file");
+        }
         Done::Sought {
             side: Some(side),
             has_link: true,

@@ -97,6 +97,8 @@ pub async fn run_with(
     kafka: kafka::Settings,
     stop: StopBy,
 ) -> Result<(), Failure> {
+    // Before anything can be seen of us: from then on a signal is an order to drain.
+    let signals = Signals::new(stop)?;
     let settings = Settings {
         on_poison: config.on_poison,
         on_gap: config.on_gap,
@@ -146,7 +148,7 @@ pub async fn run_with(
         standbys_said_at: None,
         exit: None,
     };
-    service.run(answers, stop).await
+    service.run(answers, signals).await
 }
 
 /// Since boot, suspension included.
@@ -222,9 +224,8 @@ impl Service {
     async fn run(
         &mut self,
         mut answers: mpsc::UnboundedReceiver<Done>,
-        stop: StopBy,
+        mut signals: Signals,
     ) -> Result<(), Failure> {
-        let mut signals = Signals::new(stop)?;
         tokio::select! {
             () = signals.next() => return Ok(()),
             () = self.vitals.wait_alive() => {}

@@ -20,7 +20,7 @@ servers: ## fetch the real Postgres and Kafka that the tests run against
 
 test: deps ## everything: unit, tidy, simulation, live tests on real servers
 	@tests/servers/fetch.sh
-	SIM_BUDGET_SECS=$${SIM_BUDGET_SECS:-10} \
+	SIM_BUDGET_SECS=$${SIM_BUDGET_SECS:-60} \
 		$(CARGO) test --release --features faults --lib --bins --test tidy --test sim
 	$(CARGO) test --release --features faults --test live -- --test-threads=$(TEST_THREADS)
 

@@ -69,7 +69,10 @@ fn what_is_stored_is_what_is_read() {
                 (fresh.generation, fresh.intent, &fresh.stop),
                 (1, false, &None)
             );
-            assert_eq!(registry::claim_lead(client, oid, "one").await, Ok((None, 1)));
+            assert_eq!(
+                registry::claim_lead(client, oid, "one").await,
+                Ok((None, 1))
+            );
             let one = || Some("one".to_owned());
             assert_eq!(
                 registry::claim_lead(client, oid, "one").await,

@@ -265,6 +265,22 @@ async fn wait_until_visible(client: &Client, s1: &str) -> Result<(), DbError> {
     }
 }
 
+/// Takes an intent back of which nothing was done yet.
+///
+/// # Errors
+/// As [`begin`].
+pub async fn call_off(client: &Client, table_oid: u32) -> Result<(), DbError> {
+    client
+        .execute(
+            "update walrelay.relay set heal = null, updated_at = now() \
+             where table_oid = $1 and heal->>'s1' is null",
+            &[&table_oid],
+        )
+        .await
+        .map(|_| ())
+        .map_err(|e| db_error(&e))
+}
+
 /// What lies outside of `s0`, counted.
 ///
 /// # Errors

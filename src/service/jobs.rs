@@ -42,6 +42,9 @@ const ASK_FOR_LOCK: Duration = Duration::from_millis(200);
 const SLOT_FREE_WITHIN: Duration = Duration::from_millis(500);
 const SLOT_FREE_LOOK: Duration = Duration::from_millis(10);
 
+/// Rows that are healed without having been asked to.
+const UNASKED_ROWS_MAX: i64 = 100_000;
+
 /// How long a look at the cluster may take.
 const REACH_WITHIN: Duration = Duration::from_secs(5);
 
@@ -512,6 +515,9 @@ async fn open_heal(
             "run with --on-gap halt to see what there is to do, or name them: --column id=COLUMN --column xid=COLUMN",
         )));
     };
+    if around.on_gap.is_none() && intent.made.is_none() {
+        not_too_many(source, link, &columns).await?;
+    }
     let made = match &intent.made {
         Some(made) => made.clone(),
         None => heal::make_slot(&mut slot, &link.client, source, link.table_oid, link.version_num)
@@ -544,6 +550,32 @@ async fn open_heal(
     };
     let healing = Healing::start(slot, Arc::clone(&link.client), plan);
     Ok((Session::Heal(Box::new(healing)), opened))
+}
+
+/// Of so many rows the topics' ends tell which were published; of more, nobody has asked that they be
+/// published again.
+async fn not_too_many(
+    source: &Source,
+    link: &Link,
+    columns: &heal::Columns,
+) -> Result<(), OpenError> {
+    let later = |error: DbError| OpenError::Later(error.to_string());
+    let missing = heal::missing(&link.client, &source.table, columns, link.table_oid)
+        .await
+        .map_err(later)?;
+    if missing.rows <= UNASKED_ROWS_MAX {
+        return Ok(());
+    }
+    heal::call_off(&link.client, link.table_oid)
+        .await
+        .map_err(later)?;
+    link.heals.store(false, Ordering::Relaxed);
+    Err(OpenError::Never(Failure::halted(
+        format!(
+            "there is a gap, and {missing}: more than {UNASKED_ROWS_MAX}, of which the topics' ends would show what was published before"
+        ),
+        "run with --on-gap heal: all of these rows are published from the table, those that were published long ago once more (consumers drop them by event_id); or with --on-gap skip: a new slot is made, and they are given up",
+    )))
 }
 
 pub async fn begin_heal(link: Arc<Link>, gap: Gap, policy: OnGap) -> Done {

@@ -177,3 +177,27 @@ fn a_heal_that_is_killed_goes_on() {
     check(&stage.broker.read_all(&stage.topic("t")), &committed).assert_exactly_once();
     relay.stop();
 }
+
+/// Nobody has asked for a whole table to be published again.
+#[test]
+fn more_rows_than_the_topics_ends_can_tell_are_not_healed_unasked() {
+    let mut stage = Stage::shared(Pg::V16);
+    let sql = stage.init();
+    dropped(&stage, &sql);
+    sql.run(
+        "insert into outbox (event_id, aggregate_type, aggregate_id, event_type, payload) \
+         select gen_random_uuid(), 't', 'k' || n % 7, 'made', '1' from generate_series(1, 100001) n",
+    );
+    for _ in 0..2 {
+        let ended = stage.run_to_end();
+        assert_eq!(ended.code, 4, "{}", ended.stderr);
+        let said = "100001 rows lie outside of the last checkpoint";
+        assert!(ended.stderr.contains(said), "{}", ended.stderr);
+        let last = ended.stderr.lines().last().unwrap_or_default();
+        assert!(last.contains("--on-gap heal"), "{last}");
+    }
+    stage.run_args = vec!["--on-gap".into(), "heal".into()];
+    let mut relay = stage.run();
+    stage.wait_count("t", 100_001, 2 * MINUTE);
+    relay.stop();
+}

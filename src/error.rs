@@ -5,7 +5,6 @@ pub mod postgres;
 
 use std::fmt;
 
-use crate::lsn::Lsn;
 use crate::record::KafkaCode;
 
 /// How the process ends.
@@ -188,26 +187,6 @@ pub mod kafka {
             remedy,
         }
     }
-}
-
-/// Somebody advanced or re-created a slot that may only move by what a relay reports.
-#[must_use]
-pub fn moved_slot(table_oid: u32, confirmed: Lsn, reported: Lsn) -> Failure {
-    Failure::halted(
-        format!(
-            "the slot's confirmed_flush_lsn is {confirmed}, above {reported}, the highest position \
-             that was ever reported: somebody advanced or re-created the slot, what was committed \
-             in between is in no stream"
-        ),
-        format!(
-            "find out who moved the slot (a relay whose role may not write schema walrelay does, \
-             and then nothing is missing), and write again the rows in between that matter (with \
-             the same event_id consumers drop what they had); to go on from where the slot is: \
-             update walrelay.relay r set consistent_point = s.confirmed_flush_lsn, leader = null, \
-             stop_reported = null from pg_replication_slots s where s.slot_name = r.slot_name and \
-             r.table_oid = {table_oid}; then start again"
-        ),
-    )
 }
 
 /// What a Postgres server said, or why it could not be asked.

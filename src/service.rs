@@ -14,6 +14,7 @@ mod health;
 mod jobs;
 mod letters;
 mod pace;
+mod signals;
 mod words;
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,7 +22,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use rustix::time::{ClockId, clock_gettime};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -33,7 +33,7 @@ use crate::io::heal::{self, Healing};
 use crate::io::kafka::{self, Publisher};
 use crate::io::side::Side;
 use crate::io::slot::{Frame, Intake, Slot, SlotError, Turn};
-use crate::lsn::PgTimestamp;
+use crate::io::wall_clock;
 use crate::record::{Record, Report, Ticket, TopicState};
 use crate::relay::Moment;
 use crate::relay::intake::Outlet;
@@ -45,6 +45,7 @@ use crate::telemetry::{self, Peer};
 use health::{Sampler, Vitals};
 use jobs::{Done, Link, Session, Surroundings};
 use pace::Pace;
+pub use signals::Termination;
 
 /// Events that were given to the Kafka client and are not delivered.
 const IN_FLIGHT_EVENTS_MAX: usize = 10_000;
@@ -776,13 +777,6 @@ fn worked_but_said_failed(reports: &mut [Report]) {
     }
 }
 
-fn wall_clock() -> PgTimestamp {
-    let since = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    PgTimestamp::from_unix_micros(i64::try_from(since.as_micros()).unwrap_or_default())
-}
-
 async fn closed(side: &mut Option<Side>) -> DbError {
     match side {
         Some(side) => side.closed().await,
@@ -822,10 +816,7 @@ struct Signals {
 }
 
 enum StopSource {
-    Signals {
-        terminate: Signal,
-        interrupt: Signal,
-    },
+    Signals(Termination),
     Request(oneshot::Receiver<()>),
     /// It has asked, and can do so only once.
     Spent,
@@ -833,20 +824,8 @@ enum StopSource {
 
 impl Signals {
     fn new(stop: StopBy) -> Result<Self, Failure> {
-        let listen = |kind| {
-            signal(kind).map_err(|error| {
-                Failure::new(
-                    Exit::Unexpected,
-                    format!("cannot listen for signals: {error}"),
-                    "report this with the kernel's version",
-                )
-            })
-        };
         let source = match stop {
-            StopBy::Signals => StopSource::Signals {
-                terminate: listen(SignalKind::terminate())?,
-                interrupt: listen(SignalKind::interrupt())?,
-            },
+            StopBy::Signals => StopSource::Signals(Termination::listen()?),
             StopBy::Request(request) => StopSource::Request(request),
         };
         Ok(Signals {
@@ -859,13 +838,7 @@ impl Signals {
     /// Cancel-safe.
     async fn next(&mut self) {
         match &mut self.source {
-            StopSource::Signals {
-                terminate,
-                interrupt,
-            } => tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            },
+            StopSource::Signals(termination) => termination.next().await,
             StopSource::Request(request) => {
                 // A sender that is gone asks as well: nobody is left to run us for.
                 let _ = request.await;

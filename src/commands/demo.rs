@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::config::{
@@ -28,7 +27,7 @@ use crate::config::{
 use crate::error::{DbError, Exit, Failure};
 use crate::io::side::{Side, db_error};
 use crate::io::{connect, kafka, registry};
-use crate::service::{self, StopBy};
+use crate::service::{self, StopBy, Termination};
 use audience::Audience;
 use binaries::Binaries;
 use server::Server;
@@ -66,7 +65,7 @@ pub async fn run(config: DemoConfig) -> Result<(), Failure> {
         return chaos::run(config).await;
     }
     let style = Style::of_stdout();
-    let mut asked = Asked::listen()?;
+    let mut asked = Termination::listen()?;
     show::title(style);
     let stage = tokio::select! {
         stage = Stage::prepare(&config, style) => stage?,
@@ -168,7 +167,7 @@ impl Stage {
 
     /// From the relay's start until everything that was written has arrived, or nothing more
     /// does. `None`: stopped before anything was written.
-    async fn play(&self, asked: &mut Asked) -> Result<Option<Played>, Failure> {
+    async fn play(&self, asked: &mut Termination) -> Result<Option<Played>, Failure> {
         let doors = Arc::new(Doors::default());
         let audience = tokio::select! {
             audience = self.seat(&doors) => audience?,
@@ -447,38 +446,6 @@ fn unread(topic: &str, error: &str) -> Failure {
         format!("topic {topic} cannot be read back: {error}"),
         "look whether Kafka is up, and run the demo again",
     )
-}
-
-/// SIGINT and SIGTERM: the first ends the demo in order, the second at once.
-struct Asked {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Asked {
-    fn listen() -> Result<Self, Failure> {
-        let listen = |kind| {
-            signal(kind).map_err(|error| {
-                Failure::new(
-                    Exit::Unexpected,
-                    format!("cannot listen for signals: {error}"),
-                    "report this with the kernel's version",
-                )
-            })
-        };
-        Ok(Asked {
-            interrupt: listen(SignalKind::interrupt())?,
-            terminate: listen(SignalKind::terminate())?,
-        })
-    }
-
-    /// Cancel-safe.
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
 }
 
 #[cfg(test)]

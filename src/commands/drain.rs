@@ -17,7 +17,6 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio_postgres::Client;
 
@@ -31,7 +30,7 @@ use crate::io::sql::show_table;
 use crate::io::writers::{self, Mark};
 use crate::io::{catalog, connect};
 use crate::lsn::Lsn;
-use crate::service::{self, StopBy};
+use crate::service::{self, StopBy, Termination};
 
 /// Nothing may have been written for so long.
 const QUIET: Duration = Duration::from_secs(2);
@@ -55,7 +54,7 @@ pub async fn run(config: DrainConfig) -> Result<(), Failure> {
     nobody_else(&side.client, table.oid)
         .await
         .map_err(failed)??;
-    let mut stops = Stops::new()?;
+    let mut stops = Termination::listen()?;
     let (stop, request) = oneshot::channel();
     let run = config.run.clone();
     let mut relay: Relay = Box::pin(service::run_by(run, StopBy::Request(request)));
@@ -160,15 +159,7 @@ async fn nobody_else(client: &Client, table_oid: u32) -> Result<Result<(), Failu
          it stops",
     );
     for instance in &instances {
-        let role = if instance.is_leader {
-            "the leader"
-        } else {
-            "a standby"
-        };
-        let since = instance.age.map_or(String::new(), |age| {
-            format!(", connected for {}", span(age))
-        });
-        failure = failure.because(format!("{role}: {}{since}", instance.session));
+        failure = failure.because(instance.to_string());
     }
     Ok(Err(failure))
 }
@@ -338,7 +329,7 @@ async fn hold(
     source: &Source,
     mut relay: Relay,
     stop: oneshot::Sender<()>,
-    stops: &mut Stops,
+    stops: &mut Termination,
 ) -> Result<(), Failure> {
     tokio::select! {
         ended = &mut relay => return Err(ended_early(ended)),
@@ -363,36 +354,6 @@ async fn is_down(source: &Source) {
         Err(DbError::Unreachable(_))
     ) {
         tokio::time::sleep(LOOK_EVERY).await;
-    }
-}
-
-struct Stops {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Stops {
-    fn new() -> Result<Self, Failure> {
-        let listen = |kind| {
-            signal(kind).map_err(|error| {
-                Failure::new(
-                    Exit::Unexpected,
-                    format!("cannot listen for signals: {error}"),
-                    "report this with the kernel's version",
-                )
-            })
-        };
-        Ok(Stops {
-            terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
-        })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
     }
 }
 

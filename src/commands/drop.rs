@@ -170,15 +170,7 @@ fn nobody_runs(instances: &[Instance], source: &Source) -> Result<(), Failure> {
          gone and only the session is left: select pg_terminate_backend(pid)",
     );
     for instance in instances {
-        let role = if instance.is_leader {
-            "the leader"
-        } else {
-            "a standby"
-        };
-        let since = instance.age.map_or(String::new(), |age| {
-            format!(", connected for {}", span(age))
-        });
-        failure = failure.because(format!("{role}: {}{since}", instance.session));
+        failure = failure.because(instance.to_string());
     }
     Err(failure)
 }

@@ -2,9 +2,9 @@
 
 use tokio_postgres::Client;
 
-use super::registry::get;
+use super::registry::{NO_HALT, NO_STOP, get};
 use super::side::db_error;
-use super::sql::{quote_ident, quote_literal, quote_table};
+use super::sql::{outside_of, quote_ident, quote_literal, quote_table};
 use crate::config::TableName;
 use crate::error::DbError;
 
@@ -79,15 +79,10 @@ pub async fn uncovered(
         .map_err(|e| db_error(&e))?;
     let Some(row) = row else { return Ok(None) };
     let snapshot: String = get(&row, 0)?;
-    // The index is over the number: below the snapshot's xmin every row is covered.
-    let xid = quote_ident(xid);
     let sql = format!(
-        "select pg_catalog.count(*) from (select from {} \
-         where ({xid}::text::bigint) >= pg_catalog.pg_snapshot_xmin($1::text::pg_snapshot)::text::bigint \
-         and not pg_catalog.pg_visible_in_snapshot({xid}, $1::text::pg_snapshot) \
-         limit {}) r",
+        "select pg_catalog.count(*) from (select from {} where {} limit {UNCOVERED_MAX}) r",
         quote_table(table),
-        UNCOVERED_MAX
+        outside_of(&quote_ident(xid), "$1::text::pg_snapshot")
     );
     let row = client.query_one(&sql, &[&snapshot]).await;
     let rows: i64 = get(&row.map_err(|e| db_error(&e))?, 0)?;
@@ -117,10 +112,8 @@ pub fn forget_sql(table_oid: u32, publication: &str, what: Publication) -> Strin
         "begin; \
          update walrelay.relay set intent = jsonb_build_object('action', 'drop', 'since', now(), \
            'by', current_user), system_identifier = null, timeline = null, lower_bound = null, \
-           consistent_point = null, coverage = null, leader = null, stop_commit_lsn = null, \
-           stop_xid = null, stop_commit_time = null, stop_reported = null, stop_complete = null, \
-           stop_open = null, halted_event = null, halted_generation = null, \
-           halted_reason = null, tripped_topics = '{{}}', updated_at = now() \
+           consistent_point = null, coverage = null, leader = null, {NO_STOP}, {NO_HALT}, \
+           tripped_topics = '{{}}', updated_at = now() \
            where table_oid = {table_oid}; \
          delete from walrelay.checkpoint where table_oid = {table_oid}; \
          delete from walrelay.fence where table_oid = {table_oid}; \

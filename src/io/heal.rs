@@ -25,10 +25,12 @@ use tokio_postgres::fallible_iterator::FallibleIterator;
 use tokio_postgres::types::PgLsn;
 
 use super::catalog::coverage_sql;
-use super::registry::{get, lsn};
+use super::new_slot::{self, LeftFrom, create_slot};
+use super::registry::{NO_HALT, NO_STOP, get, lsn};
 use super::side::db_error;
 use super::slot::Slot;
-use super::sql::{create_slot, quote_ident, quote_literal, quote_table, readable_snapshot};
+use super::sql::{outside_of, quote_ident, quote_literal, quote_table};
+use super::wall_clock;
 use crate::config::{Source, TableName};
 use crate::error::DbError;
 use crate::gap::{Missing, OnGap};
@@ -40,11 +42,15 @@ const PAGE_ROWS: usize = 1_000;
 /// A page ends behind the row that reaches this: rows are of any size.
 const PAGE_BYTES: usize = 4 << 20;
 /// Slot creation waits for the transactions that are open.
-const LOCK_TIMEOUT: &str = "10s";
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often it is looked whether what S1 has seen is visible to statements.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Rows that a gap is counted up to.
 const COUNTED_MAX: i64 = 1_000_000;
+
+/// What is visible in it is proved to be delivered; of `walrelay.relay r`.
+const PROVED: &str = "coalesce((select c.snapshot from walrelay.checkpoint c \
+    where c.table_oid = r.table_oid), r.lower_bound)";
 
 /// The columns that healing needs by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,11 +136,12 @@ pub async fn begin(
 ) -> Result<(), DbError> {
     client
         .execute(
-            "update walrelay.relay r set updated_at = now(), heal = jsonb_build_object( \
-               'gap', $2::text, 'policy', $3::text, 'began', clock_timestamp(), 's0', coalesce( \
-                 (select c.snapshot from walrelay.checkpoint c where c.table_oid = r.table_oid), \
-                 r.lower_bound)::text) \
-             where r.table_oid = $1 and r.heal is null",
+            &format!(
+                "update walrelay.relay r set updated_at = now(), heal = jsonb_build_object( \
+                   'gap', $2::text, 'policy', $3::text, 'began', clock_timestamp(), \
+                   's0', {PROVED}::text) \
+                 where r.table_oid = $1 and r.heal is null"
+            ),
             &[&table_oid, &gap, &policy.as_str()],
         )
         .await
@@ -162,69 +169,43 @@ pub async fn make_slot(
         )
         .await
         .map_err(|e| db_error(&e))?;
-    slot.simple_query(&format!(
-        "set lock_timeout = '{LOCK_TIMEOUT}'; set statement_timeout = 0; \
-         set search_path = pg_catalog; set row_security = off"
-    ))
-    .await?;
-    slot.simple_query("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
-        .await?;
+    new_slot::begin(slot, LOCK_TIMEOUT).await?;
     let created = slot
         .simple_query(&create_slot(&source.slot, version_num))
         .await?;
-    let point = text(&created, 1, "consistent_point")?;
-    let coverage = coverage_sql(
-        &quote_literal(&quote_table(&source.table)),
-        &quote_literal(&source.publication),
-    );
-    let seen = slot
-        .simple_query(&format!(
-            "select pg_catalog.pg_current_snapshot()::text, ({coverage})::text"
-        ))
-        .await?;
-    let s1 = readable_snapshot(&text(&seen, 0, "pg_current_snapshot")?);
-    let coverage = text(&seen, 1, "coverage")?;
+    let point = new_slot::column(&created, 1, "consistent_point")?;
+    let left_from = new_slot::left_from(slot, source).await?;
     slot.simple_query("COMMIT").await?;
     let identity = slot.identify_system().await?;
     let consistent_point = point
         .parse()
         .map_err(|_| DbError::Protocol(format!("{point} is no LSN")))?;
-    store_made(
-        client,
-        table_oid,
-        consistent_point,
-        &s1,
-        &coverage,
-        &identity,
-    )
-    .await
+    store_made(client, table_oid, consistent_point, left_from, &identity).await
 }
 
 async fn store_made(
     client: &Client,
     table_oid: u32,
     consistent_point: Lsn,
-    s1: &str,
-    coverage: &str,
+    left_from: LeftFrom,
     identity: &super::slot::IdentifySystem,
 ) -> Result<Made, DbError> {
     // Two generations: the heal's events stand above all of the old slot and below the new one's.
     let row = client
         .query_one(
-            "update walrelay.relay r set slot_generation = r.slot_generation + 2, \
-             system_identifier = $5, timeline = $6, \
-             consistent_point = $2, stop_commit_lsn = null, stop_xid = null, \
-             stop_commit_time = null, stop_reported = null, stop_complete = null, \
-             stop_open = null, halted_event = null, halted_reason = null, \
-             halted_generation = null, updated_at = now(), \
-             heal = r.heal || jsonb_build_object('s1', $3::text, \
-               'consistent_point', $2::pg_lsn::text, 'coverage', $4::text::jsonb) \
-             where r.table_oid = $1 and r.heal is not null returning r.slot_generation",
+            &format!(
+                "update walrelay.relay r set slot_generation = r.slot_generation + 2, \
+                 system_identifier = $5, timeline = $6, \
+                 consistent_point = $2, {NO_STOP}, {NO_HALT}, updated_at = now(), \
+                 heal = r.heal || jsonb_build_object('s1', $3::text, \
+                   'consistent_point', $2::pg_lsn::text, 'coverage', $4::text::jsonb) \
+                 where r.table_oid = $1 and r.heal is not null returning r.slot_generation"
+            ),
             &[
                 &table_oid,
                 &PgLsn::from(consistent_point.0),
-                &s1,
-                &coverage,
+                &left_from.snapshot,
+                &left_from.coverage,
                 &identity.system_identifier,
                 &identity.timeline,
             ],
@@ -232,16 +213,10 @@ async fn store_made(
         .await
         .map_err(|e| db_error(&e))?;
     Ok(Made {
-        s1: s1.to_owned(),
+        s1: left_from.snapshot,
         consistent_point,
         generation: get(&row, 0)?,
     })
-}
-
-fn text(rows: &[Vec<Option<String>>], at: usize, name: &str) -> Result<String, DbError> {
-    let column = rows.first().and_then(|row| row.get(at));
-    let text = column.and_then(Clone::clone);
-    text.ok_or_else(|| DbError::Protocol(format!("the answer lacks {name}")))
 }
 
 /// A transaction that has its commit record and waits for a standby is in S1, and no statement sees
@@ -297,15 +272,12 @@ pub async fn missing(
     );
     let (id, xid) = (quote_ident(&columns.id), quote_ident(&columns.xid));
     let sql = format!(
-        "with known as (select coalesce( \
-            (select c.snapshot from walrelay.checkpoint c where c.table_oid = r.table_oid), \
-            r.lower_bound) as s0 from walrelay.relay r where r.table_oid = $1), \
+        "with known as (select {PROVED} as s0 from walrelay.relay r where r.table_oid = $1), \
          gap as (select o.{id} as id, {created} as at from {} o, known \
-           where known.s0 is null or (o.{xid}::text::int8 >= \
-             pg_snapshot_xmin(known.s0)::text::int8 \
-             and not pg_visible_in_snapshot(o.{xid}, known.s0)) limit {COUNTED_MAX}) \
+           where known.s0 is null or ({}) limit {COUNTED_MAX}) \
          select count(*), min(id)::int8, max(id)::int8, min(at), max(at) from gap",
-        quote_table(table)
+        quote_table(table),
+        outside_of(&format!("o.{xid}"), "known.s0")
     );
     let row = client
         .query_one(&sql, &[&table_oid])
@@ -324,22 +296,23 @@ pub async fn missing(
 async fn finish(client: &Client, table_oid: u32) -> Result<(), DbError> {
     client
         .execute(
-            "with healed as (select r.table_oid, r.slot_generation, r.heal, r.consistent_point \
-               from walrelay.relay r where r.table_oid = $1 and r.heal is not null for update), \
-             proved as (insert into walrelay.checkpoint as c (table_oid, slot_generation, \
-               snapshot, coverage, fence_event_id, commit_lsn, fenced_at) \
-               select h.table_oid, h.slot_generation, (h.heal->>'s1')::pg_snapshot, \
-                 h.heal->'coverage', gen_random_uuid(), h.consistent_point, \
-                 (h.heal->>'began')::timestamptz from healed h \
-               on conflict (table_oid) do update set slot_generation = excluded.slot_generation, \
-                 snapshot = excluded.snapshot, coverage = excluded.coverage, \
-                 fence_event_id = excluded.fence_event_id, commit_lsn = excluded.commit_lsn, \
-                 fenced_at = excluded.fenced_at, stored_at = now()), \
-             gone as (delete from walrelay.fence f using healed h where f.table_oid = h.table_oid) \
-             update walrelay.relay r set heal = null, coverage = h.heal->'coverage', \
-               stop_commit_lsn = null, stop_xid = null, stop_commit_time = null, \
-               stop_reported = null, stop_complete = null, stop_open = null, updated_at = now() \
-             from healed h where r.table_oid = h.table_oid",
+            &format!(
+                "with healed as (select r.table_oid, r.slot_generation, r.heal, r.consistent_point \
+                   from walrelay.relay r where r.table_oid = $1 and r.heal is not null for update), \
+                 proved as (insert into walrelay.checkpoint as c (table_oid, slot_generation, \
+                   snapshot, coverage, fence_event_id, commit_lsn, fenced_at) \
+                   select h.table_oid, h.slot_generation, (h.heal->>'s1')::pg_snapshot, \
+                     h.heal->'coverage', gen_random_uuid(), h.consistent_point, \
+                     (h.heal->>'began')::timestamptz from healed h \
+                   on conflict (table_oid) do update set slot_generation = excluded.slot_generation, \
+                     snapshot = excluded.snapshot, coverage = excluded.coverage, \
+                     fence_event_id = excluded.fence_event_id, commit_lsn = excluded.commit_lsn, \
+                     fenced_at = excluded.fenced_at, stored_at = now()), \
+                 gone as (delete from walrelay.fence f using healed h where f.table_oid = h.table_oid) \
+                 update walrelay.relay r set heal = null, coverage = h.heal->'coverage', \
+                   {NO_STOP}, updated_at = now() \
+                 from healed h where r.table_oid = h.table_oid"
+            ),
             &[&table_oid],
         )
         .await
@@ -536,7 +509,7 @@ impl Reader {
                     let mut page = Page::default();
                     if is_read {
                         is_told = true;
-                        page.push(|out| compose::keepalive(Lsn(number + 1), clock(), out));
+                        page.push(|out| compose::keepalive(Lsn(number + 1), wall_clock(), out));
                     } else if let Some(from) = after {
                         let read = self.page(from, number, rows_max, &mut columns, &mut page).await?;
                         is_read = read.is_last;
@@ -580,12 +553,9 @@ impl Reader {
         let s1 = quote_literal(&self.plan.made.s1);
         let mut condition = format!("pg_catalog.pg_visible_in_snapshot({xid}, {s1}::pg_snapshot)");
         if let Some(s0) = &self.plan.intent.s0 {
-            let s0 = quote_literal(s0);
-            condition.push_str(&format!(
-                " and {xid}::text::int8 >= \
-                 pg_catalog.pg_snapshot_xmin({s0}::pg_snapshot)::text::int8 \
-                 and not pg_catalog.pg_visible_in_snapshot({xid}, {s0}::pg_snapshot)"
-            ));
+            let s0 = format!("{}::pg_snapshot", quote_literal(s0));
+            condition.push_str(" and ");
+            condition.push_str(&outside_of(&xid, &s0));
         }
         condition
     }
@@ -633,7 +603,7 @@ impl Reader {
             quote_table(&self.plan.table),
             self.condition()
         );
-        let oid = self.plan.table_oid;
+        let (oid, now) = (self.plan.table_oid, wall_clock());
         let mut read = PageRead::default();
         let mut malformed = None;
         let mut seen = 0;
@@ -645,10 +615,10 @@ impl Reader {
             }
             if fields.get(3..) != Some(&known[..]) {
                 *known = fields.get(3..).unwrap_or_default().to_vec();
-                page.push(|out| compose::relation(oid, known, clock(), out));
+                page.push(|out| compose::relation(oid, known, now, out));
             }
             let number = number + u64::try_from(read.rows).unwrap_or_default() + 1;
-            match write_row(row, oid, number, page) {
+            match write_row(row, oid, number, now, page) {
                 Ok(id) => {
                     read.rows += 1;
                     read.last_id = Some(id);
@@ -674,7 +644,13 @@ struct PageRead {
 }
 
 /// A row as a transaction of its own. Returns its id.
-fn write_row(row: &DataRowBody, oid: u32, number: u64, page: &mut Page) -> Result<i64, DbError> {
+fn write_row(
+    row: &DataRowBody,
+    oid: u32,
+    number: u64,
+    now: PgTimestamp,
+    page: &mut Page,
+) -> Result<i64, DbError> {
     let buffer = row.buffer();
     let ranges: Vec<_> = row
         .ranges()
@@ -697,20 +673,13 @@ fn write_row(row: &DataRowBody, oid: u32, number: u64, page: &mut Page) -> Resul
         commit_lsn: Lsn(number),
         // As the stream has it: the lower half.
         xid: Xid(u32::try_from(xid & u64::from(u32::MAX)).expect("masked")),
-        commit_time: created.map_or_else(clock, PgTimestamp::from_unix_micros),
+        commit_time: created.map_or(now, PgTimestamp::from_unix_micros),
     };
-    page.push(|out| compose::begin(triple, clock(), out));
+    page.push(|out| compose::begin(triple, now, out));
     let columns: Vec<Option<&[u8]>> = (3..ranges.len()).map(column).collect();
-    page.push(|out| compose::insert(oid, columns.into_iter(), clock(), out));
-    page.push(|out| compose::commit(triple, Lsn(number + 1), clock(), out));
+    page.push(|out| compose::insert(oid, columns.into_iter(), now, out));
+    page.push(|out| compose::commit(triple, Lsn(number + 1), now, out));
     Ok(id)
-}
-
-fn clock() -> PgTimestamp {
-    let since = std::time::SystemTime::now()
-        .duration_since(std::time::SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    PgTimestamp::from_unix_micros(i64::try_from(since.as_micros()).unwrap_or_default())
 }
 
 /// Is what the publication covers another thing than it was at the last checkpoint, or when the slot

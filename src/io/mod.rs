@@ -15,6 +15,7 @@ pub mod heal;
 pub mod http;
 pub mod kafka;
 mod login;
+pub mod new_slot;
 pub mod preflight;
 pub mod registry;
 pub mod rival;
@@ -27,3 +28,16 @@ pub mod standing;
 mod tls;
 pub mod topics;
 pub mod writers;
+
+use std::time::SystemTime;
+
+use crate::lsn::PgTimestamp;
+
+/// What the clock on the wall says, as messages of the stream carry it.
+#[must_use]
+pub fn wall_clock() -> PgTimestamp {
+    let since = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    PgTimestamp::from_unix_micros(i64::try_from(since.as_micros()).unwrap_or_default())
+}

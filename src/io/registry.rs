@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{Client, Row, Statement};
 
+use super::preflight::span;
 use super::side::db_error;
 pub use super::slot_view::{Holder, SlotState, holder, slot_state};
 use crate::config::TableName;
@@ -18,6 +19,14 @@ use crate::lsn::{Lsn, PgTimestamp, Triple, Xid};
 
 /// First key of the leader's advisory lock ("walr" in ASCII); the second is the table's oid.
 const LOCK_CLASS: i32 = i32::from_be_bytes(*b"walr");
+
+/// Assignments that leave no stored stop.
+pub(super) const NO_STOP: &str = "stop_commit_lsn = null, stop_xid = null, \
+    stop_commit_time = null, stop_reported = null, stop_complete = null, stop_open = null";
+
+/// Assignments that leave no halted event.
+pub(super) const NO_HALT: &str =
+    "halted_event = null, halted_reason = null, halted_generation = null";
 
 /// First key of the lock that every running instance shares, so that it can be counted ("wals").
 const INSTANCE_CLASS: i32 = i32::from_be_bytes(*b"wals");
@@ -366,6 +375,21 @@ pub struct Instance {
     pub age: Option<Duration>,
 }
 
+impl std::fmt::Display for Instance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let role = if self.is_leader {
+            "the leader"
+        } else {
+            "a standby"
+        };
+        write!(f, "{role}: {}", self.session)?;
+        match self.age {
+            Some(age) => write!(f, ", connected for {}", span(age)),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Every instance of a table, by the locks that their sessions hold.
 ///
 /// # Errors
@@ -503,9 +527,7 @@ pub async fn store_stop(client: &Client, table_oid: u32, stop: &Stop) -> Result<
 pub async fn erase_stop(client: &Client, table_oid: u32) -> Result<(), DbError> {
     execute(
         client,
-        "update walrelay.relay set stop_commit_lsn = null, stop_xid = null, \
-         stop_commit_time = null, stop_reported = null, stop_complete = null, stop_open = null, \
-         updated_at = now() where table_oid = $1",
+        &format!("update walrelay.relay set {NO_STOP}, updated_at = now() where table_oid = $1"),
         &[&table_oid],
     )
     .await
@@ -532,8 +554,7 @@ pub async fn store_halted(client: &Client, table_oid: u32, halted: &Halted) -> R
 pub async fn clear_halted(client: &Client, table_oid: u32) -> Result<(), DbError> {
     execute(
         client,
-        "update walrelay.relay set halted_event = null, halted_reason = null, \
-         halted_generation = null, updated_at = now() where table_oid = $1",
+        &format!("update walrelay.relay set {NO_HALT}, updated_at = now() where table_oid = $1"),
         &[&table_oid],
     )
     .await

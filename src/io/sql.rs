@@ -50,46 +50,19 @@ pub fn show_table(table: &TableName) -> String {
     format!("{}.{}", show_ident(&table.schema), show_ident(&table.name))
 }
 
-/// The replication command that makes the slot. The option list is of 15; failover slots of 17.
+/// The condition that a row is not visible in a snapshot; both are SQL texts. The index is over the
+/// number: below the snapshot's xmin every row is visible.
 #[must_use]
-pub fn create_slot(slot: &str, version_num: i32) -> String {
-    let failover = if version_num >= 170_000 {
-        ", FAILOVER true"
-    } else {
-        ""
-    };
+pub fn outside_of(xid: &str, snapshot: &str) -> String {
     format!(
-        "CREATE_REPLICATION_SLOT {} LOGICAL pgoutput (SNAPSHOT 'use'{failover})",
-        quote_ident(slot)
+        "({xid}::text::bigint) >= pg_catalog.pg_snapshot_xmin({snapshot})::text::bigint \
+         and not pg_catalog.pg_visible_in_snapshot({xid}, {snapshot})"
     )
-}
-
-/// A snapshot as the server prints it, made such that the server reads it. The one that a slot is
-/// made from may have an xmin above its xmax, where transactions in between were rolled back: what
-/// is below xmin is over, so that xmax may be said to be xmin.
-#[must_use]
-pub fn readable_snapshot(text: &str) -> String {
-    let mut parts = text.splitn(3, ':');
-    let (Some(xmin), Some(xmax), Some(_)) = (parts.next(), parts.next(), parts.next()) else {
-        return text.to_owned();
-    };
-    match (xmin.parse::<u64>(), xmax.parse::<u64>()) {
-        (Ok(low), Ok(high)) if low > high => format!("{low}:{low}:"),
-        _ => text.to_owned(),
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_snapshot_whose_xmin_is_above_its_xmax_is_made_readable() {
-        assert_eq!(readable_snapshot("34798:34796:"), "34798:34798:");
-        assert_eq!(readable_snapshot("7:9:7,8"), "7:9:7,8");
-        assert_eq!(readable_snapshot("7:7:"), "7:7:");
-        assert_eq!(readable_snapshot("nonsense"), "nonsense");
-    }
 
     #[test]
     fn a_name_with_quotes_and_dots_stays_one_name() {

@@ -7,7 +7,7 @@ use tokio_postgres::types::PgLsn;
 
 use super::registry::{get, lsn};
 use super::side::db_error;
-use super::sql::{quote_ident, quote_table};
+use super::sql::{outside_of, quote_ident, quote_table};
 use crate::config::TableName;
 use crate::error::DbError;
 use crate::lsn::Lsn;
@@ -68,13 +68,10 @@ pub async fn rows_since(
     xid: &str,
     mark: &Mark,
 ) -> Result<i64, DbError> {
-    let xid = quote_ident(xid);
-    // The index is over the number: below the snapshot's xmin every row was there.
     let sql = format!(
-        "select pg_catalog.count(*) from (select from {} \
-         where ({xid}::text::bigint) >= pg_catalog.pg_snapshot_xmin($1::text::pg_snapshot)::text::bigint \
-         and not pg_catalog.pg_visible_in_snapshot({xid}, $1::text::pg_snapshot) limit {ROWS_MAX}) r",
-        quote_table(table)
+        "select pg_catalog.count(*) from (select from {} where {} limit {ROWS_MAX}) r",
+        quote_table(table),
+        outside_of(&quote_ident(xid), "$1::text::pg_snapshot")
     );
     let row = client.query_one(&sql, &[&mark.snapshot]).await;
     get(&row.map_err(|e| db_error(&e))?, 0)

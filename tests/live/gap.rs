@@ -3,6 +3,7 @@
 use crate::check::{Committed, check};
 use crate::kafka::Broker;
 use crate::postgres::{Cluster, Pg, Sql};
+use crate::relay::Relay;
 use crate::stage::{MINUTE, Stage};
 
 fn emit(sql: &Sql, committed: &mut Committed, from: u32, count: u32) {
@@ -22,17 +23,9 @@ fn s05_a_slot_that_was_dropped_is_made_anew_and_its_rows_are_published_once() {
     for pg in [Pg::V15, Pg::V18] {
         let stage = Stage::on(Cluster::shared(pg), Broker::shared());
         let sql = stage.init();
-        let topic = stage.topic("t");
         let mut committed = Committed::new();
-        let mut relay = stage.run();
-        emit(&sql, &mut committed, 0, 20);
-        stage.wait_count("t", 20, MINUTE);
-        stage.wait_confirmed(MINUTE);
-        relay.stop();
-        sql.run(&format!(
-            "select pg_drop_replication_slot('{}')",
-            stage.db.slot()
-        ));
+        delivered_and_stopped(&stage, &sql, &mut committed, 20);
+        dropped(&stage, &sql);
         emit(&sql, &mut committed, 20, 10);
         let mut relay = stage.run();
         relay.wait_for("the gap", MINUTE, |line| {
@@ -40,11 +33,24 @@ fn s05_a_slot_that_was_dropped_is_made_anew_and_its_rows_are_published_once() {
         });
         relay.wait_for("the heal's end", MINUTE, |line| line.has("healed: "));
         emit(&sql, &mut committed, 30, 10);
-        stage.wait_count("t", 40, MINUTE);
-        stage.wait_confirmed(MINUTE);
-        check(&stage.broker.read_all(&topic), &committed).assert_exactly_once();
-        relay.stop();
+        each_arrived_once(&stage, relay, &committed, 40);
     }
+}
+
+/// A relay delivers the first rows, and ends in order.
+fn delivered_and_stopped(stage: &Stage<'_>, sql: &Sql, committed: &mut Committed, rows: u32) {
+    let mut relay = stage.run();
+    emit(sql, committed, 0, rows);
+    stage.wait_count("t", committed.len(), MINUTE);
+    stage.wait_confirmed(MINUTE);
+    relay.stop();
+}
+
+fn each_arrived_once(stage: &Stage<'_>, mut relay: Relay, committed: &Committed, records: usize) {
+    stage.wait_count("t", records, MINUTE);
+    stage.wait_confirmed(MINUTE);
+    check(&stage.broker.read_all(&stage.topic("t")), committed).assert_exactly_once();
+    relay.stop();
 }
 
 fn dropped(stage: &Stage<'_>, sql: &Sql) {
@@ -60,11 +66,7 @@ fn s05_halt_says_what_may_be_missing_and_skip_gives_it_up() {
     let mut stage = Stage::shared(Pg::V17);
     let sql = stage.init();
     let mut committed = Committed::new();
-    let mut relay = stage.run();
-    emit(&sql, &mut committed, 0, 5);
-    stage.wait_count("t", 5, MINUTE);
-    stage.wait_confirmed(MINUTE);
-    relay.stop();
+    delivered_and_stopped(&stage, &sql, &mut committed, 5);
     dropped(&stage, &sql);
     emit(&sql, &mut Committed::new(), 5, 10);
     stage.run_args = vec!["--on-gap".into(), "halt".into()];
@@ -78,10 +80,7 @@ fn s05_halt_says_what_may_be_missing_and_skip_gives_it_up() {
     });
     relay.wait_for("the new slot", MINUTE, |line| line.has("the gap is behind"));
     emit(&sql, &mut committed, 15, 5);
-    stage.wait_count("t", 10, MINUTE);
-    stage.wait_confirmed(MINUTE);
-    check(&stage.broker.read_all(&stage.topic("t")), &committed).assert_exactly_once();
-    relay.stop();
+    each_arrived_once(&stage, relay, &committed, 10);
 }
 
 /// S06: somebody makes the slot again, after the inserts.
@@ -90,11 +89,7 @@ fn s06_a_slot_made_again_by_somebody_else_is_noticed_and_healed() {
     let stage = Stage::shared(Pg::V16);
     let sql = stage.init();
     let mut committed = Committed::new();
-    let mut relay = stage.run();
-    emit(&sql, &mut committed, 0, 5);
-    stage.wait_count("t", 5, MINUTE);
-    stage.wait_confirmed(MINUTE);
-    relay.stop();
+    delivered_and_stopped(&stage, &sql, &mut committed, 5);
     dropped(&stage, &sql);
     emit(&sql, &mut committed, 5, 10);
     sql.run(&format!(
@@ -104,10 +99,7 @@ fn s06_a_slot_made_again_by_somebody_else_is_noticed_and_healed() {
     emit(&sql, &mut committed, 15, 5);
     let mut relay = stage.run();
     relay.wait_for("the heal's end", MINUTE, |line| line.has("healed: "));
-    stage.wait_count("t", 20, MINUTE);
-    stage.wait_confirmed(MINUTE);
-    check(&stage.broker.read_all(&stage.topic("t")), &committed).assert_exactly_once();
-    relay.stop();
+    each_arrived_once(&stage, relay, &committed, 20);
 }
 
 /// S07: the publication is away while rows are written.
@@ -117,11 +109,7 @@ fn s07_rows_written_without_a_publication_are_published_from_the_table() {
         let stage = Stage::on(Cluster::shared(pg), Broker::shared());
         let sql = stage.init();
         let mut committed = Committed::new();
-        let mut relay = stage.run();
-        emit(&sql, &mut committed, 0, 5);
-        stage.wait_count("t", 5, MINUTE);
-        stage.wait_confirmed(MINUTE);
-        relay.stop();
+        delivered_and_stopped(&stage, &sql, &mut committed, 5);
         emit(&sql, &mut committed, 5, 1);
         let publication = sql.one("select pubname from pg_publication");
         sql.run(&format!("drop publication \"{publication}\""));
@@ -135,10 +123,7 @@ fn s07_rows_written_without_a_publication_are_published_from_the_table() {
         stage.wait_count("t", 8, MINUTE);
         relay.wait_for("the heal's end", MINUTE, |line| line.has("healed: "));
         emit(&sql, &mut committed, 8, 3);
-        stage.wait_count("t", 11, MINUTE);
-        stage.wait_confirmed(MINUTE);
-        check(&stage.broker.read_all(&stage.topic("t")), &committed).assert_exactly_once();
-        relay.stop();
+        each_arrived_once(&stage, relay, &committed, 11);
     }
 }
 
@@ -147,12 +132,8 @@ fn s07_rows_written_without_a_publication_are_published_from_the_table() {
 fn a_heal_that_is_killed_goes_on() {
     let stage = Stage::shared(Pg::V17);
     let sql = stage.init();
-    let mut relay = stage.run();
     let mut committed = Committed::new();
-    emit(&sql, &mut committed, 0, 5);
-    stage.wait_count("t", 5, MINUTE);
-    stage.wait_confirmed(MINUTE);
-    relay.stop();
+    delivered_and_stopped(&stage, &sql, &mut committed, 5);
     dropped(&stage, &sql);
     let rows = sql.rows(
         "insert into outbox (event_id, aggregate_type, aggregate_id, event_type, payload) \
@@ -172,10 +153,7 @@ fn a_heal_that_is_killed_goes_on() {
     let mut relay = stage.run();
     relay.wait_for("the heal's end", MINUTE, |line| line.has("healed: "));
     emit(&sql, &mut committed, 30_005, 5);
-    stage.wait_count("t", committed.len(), MINUTE);
-    stage.wait_confirmed(MINUTE);
-    check(&stage.broker.read_all(&stage.topic("t")), &committed).assert_exactly_once();
-    relay.stop();
+    each_arrived_once(&stage, relay, &committed, committed.len());
 }
 
 /// Nobody has asked for a whole table to be published again.

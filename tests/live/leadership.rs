@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::check::check;
+use crate::check::{Verdict, check};
 use crate::faults_kafka::times_said;
 use crate::faults_postgres::more;
 use crate::kafka::Broker;
@@ -76,13 +76,18 @@ fn takeovers(trials: usize, end: fn(&mut Relay)) -> (Vec<Duration>, usize) {
         phases(&standby, wall);
         leader = standby;
     }
+    let verdict = verdict(&stage, load, &mut leader);
+    verdict.assert_complete_and_ordered();
+    (times, verdict.duplicates)
+}
+
+/// The load ends, everything arrives, and is judged.
+fn verdict(stage: &Stage<'_>, load: Load, leader: &mut Relay) -> Verdict {
     let committed = load.stop();
     stage.wait_count("t", committed.len(), MINUTE);
     stage.wait_confirmed(MINUTE);
     leader.stop();
-    let verdict = check(&stage.broker.read_all(&stage.topic("t")), &committed);
-    verdict.assert_complete_and_ordered();
-    (times, verdict.duplicates)
+    check(&stage.broker.read_all(&stage.topic("t")), &committed)
 }
 
 /// What a takeover was made of, for whoever runs it by hand.
@@ -143,11 +148,7 @@ fn a_rolling_deploy_repeats_nothing_and_leaves_no_gap() {
             times.push(between(&leader, "stopped", &standby, "streaming from"));
             leader = standby;
         }
-        let committed = load.stop();
-        stage.wait_count("t", committed.len(), MINUTE);
-        stage.wait_confirmed(MINUTE);
-        leader.stop();
-        check(&stage.broker.read_all(&stage.topic("t")), &committed).assert_exactly_once();
+        verdict(&stage, load, &mut leader).assert_exactly_once();
         times
     };
     let mut times = [gaps(Pg::V15, 3), gaps(Pg::V18, 3)].concat();
@@ -263,12 +264,9 @@ fn the_lead_does_not_wander_while_kafka_is_away() {
     assert_eq!(times_said(&leader, "leading: the lock is ours"), 1);
     assert_eq!(times_said(&leader, "no longer leading"), 0);
     broker.thaw();
-    let committed = load.stop();
-    stage.wait_count("t", committed.len(), MINUTE);
-    stage.wait_confirmed(MINUTE);
-    leader.stop();
+    let verdict = verdict(&stage, load, &mut leader);
     standby.stop();
-    check(&broker.read_all(&stage.topic("t")), &committed).assert_exactly_once();
+    verdict.assert_exactly_once();
 }
 
 // ---- a primary and its standby -------------------------------------------------------------

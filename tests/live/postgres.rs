@@ -117,6 +117,13 @@ impl Cluster {
     /// A standby of `primary`, which is stopped for a moment: it answers, and waits for WAL that
     /// does not come.
     pub fn standby(primary: &Cluster) -> Cluster {
+        let cluster = Cluster::standing_by(primary);
+        cluster.up();
+        cluster
+    }
+
+    /// A copy of `primary`, not started yet, that will be a standby.
+    fn standing_by(primary: &Cluster) -> Cluster {
         primary.stop(Stop::Fast);
         let copy = primary.copy_data();
         primary.up();
@@ -132,7 +139,6 @@ impl Cluster {
         };
         fs::rename(&copy, cluster.data()).expect("both are in one directory");
         cluster.put("standby.signal", b"");
-        cluster.up();
         cluster
     }
 
@@ -146,24 +152,10 @@ impl Cluster {
         primary
             .connect("postgres")
             .run("select pg_create_physical_replication_slot('sb', true)");
-        primary.stop(Stop::Fast);
-        let copy = primary.copy_data();
-        primary.up();
-        let dir = proc::dir(&format!("pg{}", primary.pg.number()));
-        if proc::unprivileged().is_some() {
-            own(&dir);
-        }
-        let cluster = Cluster {
-            pg: primary.pg,
-            port: proc::free_port(),
-            dir,
-            server: Mutex::new(None),
-        };
-        fs::rename(&copy, cluster.data()).expect("both are in one directory");
+        let cluster = Cluster::standing_by(primary);
         // Slots of the primary that came with the copy are not the standby's.
         let slots = cluster.data().join("pg_replslot");
         let _ = fs::remove_dir_all(slots.join("sb"));
-        cluster.put("standby.signal", b"");
         cluster.configure(&[
             &format!("primary_conninfo = '{replicates}'"),
             "primary_slot_name = 'sb'",

@@ -10,15 +10,16 @@ mod parts;
 
 use std::time::{Duration, Instant};
 
+use super::Setting;
 use super::binaries::Binaries;
 use super::server::Server;
 use super::show::{self, Style};
-use super::{Asked, Setting};
 use crate::config::{Database, DemoConfig};
 use crate::error::{Exit, Failure};
 use crate::io::connect;
 use crate::io::kafka::{self, Reader};
 use crate::io::side::{Side, db_error};
+use crate::service::Termination;
 pub use parts::play;
 use parts::{Part, Role};
 
@@ -115,7 +116,7 @@ impl Balance {
 /// Something could not be had (exit 3), broke, or the books do not balance (exit 1).
 pub async fn run(config: DemoConfig) -> Result<(), Failure> {
     let style = Style::of_stdout();
-    let mut asked = Asked::listen()?;
+    let mut asked = Termination::listen()?;
     show::chaos_title(style);
     let mut stage = tokio::select! {
         stage = Stage::prepare(&config, style) => stage?,
@@ -193,7 +194,11 @@ impl Stage {
     }
 
     /// Kills one after the other until the time is over; how many.
-    async fn kill_for(&mut self, length: Duration, asked: &mut Asked) -> Result<usize, Failure> {
+    async fn kill_for(
+        &mut self,
+        length: Duration,
+        asked: &mut Termination,
+    ) -> Result<usize, Failure> {
         show::chaos_curtain(self.style, self.rate, length);
         let closing = Instant::now() + length;
         let mut kills = 0;

@@ -154,7 +154,6 @@ fn render_line(line: &str, schema: &str, table: &str, publication: Option<&str>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::sql::create_slot;
 
     fn table(schema: &str, name: &str) -> TableName {
         TableName {
@@ -221,14 +220,5 @@ mod tests {
         assert!(
             source_sql.contains("create publication \"All\" for table only \"public\".\"outbox\"")
         );
-    }
-
-    #[test]
-    fn the_failover_option_waits_for_17() {
-        assert_eq!(
-            create_slot("w", 160_011),
-            "CREATE_REPLICATION_SLOT \"w\" LOGICAL pgoutput (SNAPSHOT 'use')"
-        );
-        assert!(create_slot("w", 170_000).ends_with("(SNAPSHOT 'use', FAILOVER true)"));
     }
 }

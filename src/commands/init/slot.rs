@@ -11,11 +11,11 @@ use super::survey::{ROWS_COUNTED_MAX, Rows, count_sql};
 use crate::config::{Existing, InitConfig};
 use crate::error::{DbError, Failure};
 use crate::finding;
-use crate::io::catalog::coverage_sql;
+use crate::io::new_slot::{self, LeftFrom, column, create_slot};
 use crate::io::registry;
 use crate::io::side::db_error;
 use crate::io::slot::Slot;
-use crate::io::sql::{create_slot, quote_ident, quote_literal, readable_snapshot};
+use crate::io::sql::{quote_ident, quote_literal};
 
 /// How often we look who holds slot creation up. Only the last look counts.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -51,20 +51,12 @@ pub async fn make(
     version_num: i32,
     existing: Option<Existing>,
 ) -> Result<Made, NotMade> {
-    let lock_timeout = config.lock_timeout.as_millis();
-    // statement_timeout does not bound slot creation, lock_timeout does, a wait at a time.
-    slot.simple_query(&format!(
-        "set lock_timeout = '{lock_timeout}ms'; set statement_timeout = 0; \
-         set search_path = pg_catalog; set row_security = off"
-    ))
-    .await?;
-    slot.simple_query("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
-        .await?;
+    new_slot::begin(slot, config.lock_timeout).await?;
     let command = create_slot(&config.source.slot, version_num);
     let rows = create(slot, side, config, &command).await?;
     let consistent_point = column(&rows, 1, "consistent_point")?;
     match read_snapshot(slot, config, existing).await {
-        Ok((snapshot, coverage)) => Ok(Made {
+        Ok(LeftFrom { snapshot, coverage }) => Ok(Made {
             consistent_point,
             snapshot,
             coverage,
@@ -126,18 +118,8 @@ async fn read_snapshot(
     slot: &mut Slot,
     config: &InitConfig,
     existing: Option<Existing>,
-) -> Result<(String, String), NotMade> {
-    let rows = slot
-        .simple_query(&format!(
-            "select pg_catalog.pg_current_snapshot()::text, ({})::text",
-            coverage_sql(
-                &quote_literal(&crate::io::sql::quote_table(&config.source.table)),
-                &quote_literal(&config.source.publication)
-            )
-        ))
-        .await?;
-    let snapshot = readable_snapshot(&column(&rows, 0, "pg_current_snapshot")?);
-    let coverage = column(&rows, 1, "coverage")?;
+) -> Result<LeftFrom, NotMade> {
+    let left_from = new_slot::left_from(slot, &config.source).await?;
     if existing.is_none() {
         let rows = slot.simple_query(&count_sql(&config.source.table)).await?;
         let count: i64 = column(&rows, 0, "count")?
@@ -153,14 +135,7 @@ async fn read_snapshot(
         }
     }
     slot.simple_query("COMMIT").await?;
-    Ok((snapshot, coverage))
-}
-
-fn column(rows: &[Vec<Option<String>>], at: usize, name: &str) -> Result<String, DbError> {
-    rows.first()
-        .and_then(|row| row.get(at))
-        .and_then(Clone::clone)
-        .ok_or_else(|| DbError::Protocol(format!("the answer lacks {name}")))
+    Ok(left_from)
 }
 
 /// Drops a slot that nobody holds.

@@ -4,8 +4,9 @@
 use super::look::{Rights, Seen};
 use super::swap::{another_table, for_shell, still_held};
 use crate::config::{OnPoison, Source, TableName};
-use crate::error::{DbError, moved_slot};
+use crate::error::DbError;
 use crate::finding::Finding;
+use crate::gap::Cause;
 use crate::io::catalog::{Publication, Role, Table};
 use crate::io::registry::{Dropped, Holder, Registered, Server, SlotState};
 use crate::io::sql::{quote_ident, quote_literal, quote_table, show_ident, show_table};
@@ -247,8 +248,12 @@ impl SlotSeen<'_> {
             (None, _) => return None,
         };
         (confirmed > highest).then(|| {
-            let failure = moved_slot(row.table_oid, confirmed, highest);
-            Finding::failed("slot", failure.causes.join("; "), failure.remedy).gap()
+            let cause = Cause::SlotMoved {
+                confirmed,
+                reported: highest,
+            };
+            let remedy = go_on_from_there(row.table_oid);
+            Finding::failed("slot", cause.to_string(), remedy).gap()
         })
     }
 
@@ -377,6 +382,18 @@ fn was_dropped(row: &Registered, how: &Dropped) -> Finding {
     Finding::failed("slot", found, remedy)
 }
 
+/// How to go on from where somebody has moved the slot to.
+fn go_on_from_there(table_oid: u32) -> String {
+    format!(
+        "find out who moved the slot (a relay whose role may not write schema walrelay does, \
+         and then nothing is missing), and write again the rows in between that matter (with \
+         the same event_id consumers drop what they had); to go on from where the slot is: \
+         update walrelay.relay r set consistent_point = s.confirmed_flush_lsn, leader = null, \
+         stop_reported = null from pg_replication_slots s where s.slot_name = r.slot_name and \
+         r.table_oid = {table_oid}; then start again"
+    )
+}
+
 /// How to begin anew where what was delivered cannot be told.
 #[must_use]
 pub fn start_over(row: &Registered) -> String {
@@ -385,7 +402,7 @@ pub fn start_over(row: &Registered) -> String {
 
 /// As [`start_over`], by the names.
 #[must_use]
-pub fn begin_anew(table_oid: u32, publication: &str, slot: &str) -> String {
+fn begin_anew(table_oid: u32, publication: &str, slot: &str) -> String {
     format!(
         "to give up what is not delivered and begin anew: delete from walrelay.relay where \
          table_oid = {table_oid}; drop publication if exists {}; select pg_drop_replication_slot(slot_name) \

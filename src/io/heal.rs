@@ -64,8 +64,10 @@ pub struct Columns {
 /// A heal as the registry has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Intent {
-    pub gap: String,
     pub policy: OnGap,
+    /// When it was committed to. A row that bears no time of its own has this one: a row that is read
+    /// again must come with the same, or it would be taken for another.
+    pub began: PgTimestamp,
     /// What is visible in it is delivered; `None`: nothing is known to be.
     pub s0: Option<String>,
     pub made: Option<Made>,
@@ -89,7 +91,8 @@ pub struct Made {
 pub async fn intent(client: &Client, table_oid: u32) -> Result<Option<Intent>, DbError> {
     let row = client
         .query_opt(
-            "select r.heal->>'gap', r.heal->>'policy', r.heal->>'s0', r.heal->>'s1', \
+            "select (extract(epoch from (r.heal->>'began')::timestamptz) * 1000000)::int8, \
+             r.heal->>'policy', r.heal->>'s0', r.heal->>'s1', \
              (r.heal->>'consistent_point')::pg_lsn, coalesce((r.heal->>'rows')::int8, 0), \
              (r.heal->>'last_id')::int8, r.slot_generation \
              from walrelay.relay r where r.table_oid = $1 and r.heal is not null",
@@ -111,7 +114,7 @@ pub async fn intent(client: &Client, table_oid: u32) -> Result<Option<Intent>, D
         _ => None,
     };
     Ok(Some(Intent {
-        gap: get::<Option<String>>(&row, 0)?.unwrap_or_default(),
+        began: PgTimestamp::from_unix_micros(get(&row, 0)?),
         policy: match get::<Option<String>>(&row, 1)?.as_deref() {
             Some("skip") => OnGap::Skip,
             _ => OnGap::Heal,
@@ -603,7 +606,7 @@ impl Reader {
             quote_table(&self.plan.table),
             self.condition()
         );
-        let (oid, now) = (self.plan.table_oid, wall_clock());
+        let (oid, began, now) = (self.plan.table_oid, self.plan.intent.began, wall_clock());
         let mut read = PageRead::default();
         let mut malformed = None;
         let mut seen = 0;
@@ -618,7 +621,7 @@ impl Reader {
                 page.push(|out| compose::relation(oid, known, now, out));
             }
             let number = number + u64::try_from(read.rows).unwrap_or_default() + 1;
-            match write_row(row, oid, number, now, page) {
+            match write_row(row, oid, number, (began, now), page) {
                 Ok(id) => {
                     read.rows += 1;
                     read.last_id = Some(id);
@@ -648,7 +651,7 @@ fn write_row(
     row: &DataRowBody,
     oid: u32,
     number: u64,
-    now: PgTimestamp,
+    (began, now): (PgTimestamp, PgTimestamp),
     page: &mut Page,
 ) -> Result<i64, DbError> {
     let buffer = row.buffer();
@@ -673,7 +676,7 @@ fn write_row(
         commit_lsn: Lsn(number),
         // As the stream has it: the lower half.
         xid: Xid(u32::try_from(xid & u64::from(u32::MAX)).expect("masked")),
-        commit_time: created.map_or(now, PgTimestamp::from_unix_micros),
+        commit_time: created.map_or(began, PgTimestamp::from_unix_micros),
     };
     page.push(|out| compose::begin(triple, now, out));
     let columns: Vec<Option<&[u8]>> = (3..ranges.len()).map(column).collect();
